@@ -45,7 +45,7 @@ def train(network: Network | None = None, **options: Any) -> Run:
 
     `train("resnet50", recipe=["fp32", "amp"], batch=256)`. UserError for what the user can mend.
     """
-    with _asked("train", network, options) as values:
+    with _values("train", network, options) as values:
         return _run(values)
 
 
@@ -61,12 +61,12 @@ def predict(
     from torch import nn
 
     if not isinstance(network, nn.Module):
-        with _asked("predict", network, options) as values:
+        with _values("predict", network, options) as values:
             return _run(values, train=False)
     if sample is None:
         raise UserError("predict(module, sample) needs sample, a batch of the module's input")
     given = {"batch": len(sample)} | options
-    with _held(network, sample) as name, _asked("predict", name, given) as values:
+    with _held(network, sample) as name, _values("predict", name, given) as values:
         return _run(values, train=False, here=True)
 
 
@@ -76,14 +76,14 @@ def stalls(network: Network | None = None, **options: Any) -> Run:
     `workers` are numbers or "1..16"; `measure` says which points are measured: "some", "all" or
     "none". UserError for what the user can mend.
     """
-    with _asked("stalls", network, options) as values:
+    with _values("stalls", network, options) as values:
         name, workers, measure = (values.pop(key) for key in ("network", "workers", "measure"))
         return Run.of_done(run_stalls(name, workers, measure, values))
 
 
 def loader(backend: str | Iterable[str] | None = None, **options: Any) -> Run:
     """Measure data loaders alone, in images per second. UserError for what the user can mend."""
-    with _asked("loader", None, {"backend": backend, **options}) as values:
+    with _values("loader", None, {"backend": backend, **options}) as values:
         names, workers = (values.pop(key) for key in ("backend", "workers"))
         return Run.of_done(run_loaders(names, workers, values))
 
@@ -134,7 +134,7 @@ def watch(**options: Any) -> Generator[Watch]:
         watching.end()
 
 
-def _asked(
+def _values(
     command: str, network: Network | None, options: dict[str, Any]
 ) -> AbstractContextManager[dict[str, Any]]:
     """What the command of this name is asked; see `microbench.command_line.called`."""

@@ -40,7 +40,7 @@ def plan(
         if options.loss_scale is not None:
             changes = [change | _scaled(change, options.loss_scale) for change in changes]
     else:
-        recipes = _asked(options)
+        recipes = _recipes_of(options)
         if kind == "cpu":
             recipes = [ON_CPU.get(name, name) for name in recipes]
         changes: list[dict[str, Any]] = [
@@ -59,7 +59,7 @@ def plan(
     return comparisons
 
 
-def _asked(options: TrainOptions) -> list[str]:
+def _recipes_of(options: TrainOptions) -> list[str]:
     if options.recipe is None:
         return parse_recipes(AMP)
     names = parse_recipes(options.recipe)
@@ -137,7 +137,7 @@ def notes(options: TrainOptions, kind: str) -> list[str]:
     """Remarks for the screen on options with another meaning on this device."""
     if kind != "cpu":
         return []
-    recipes, remarks = _asked(options), list[str]()
+    recipes, remarks = _recipes_of(options), list[str]()
     if max(options.all_gpus) > 1:
         remarks.append("On a CPU, GPUs are processes that share its cores.")
     if any(name in ON_CPU for name in recipes):
@@ -160,7 +160,7 @@ def _check(options: TrainOptions, network: NetworkFacts) -> None:
         raise UserError("--graph needs one batch per step; leave out --accumulate")
     if options.graph and not options.fused:
         raise UserError("--graph needs the fused optimizer; leave out --no-fused")
-    levels = [name for name in _asked(options) if name in LEVELS]
+    levels = [name for name in _recipes_of(options) if name in LEVELS]
     if options.evaluation and levels:
         raise UserError(
             f"--eval has no optimizer, and {levels[0]} is about it; take fp32, tf32, amp, "

@@ -245,7 +245,7 @@ def _words(term: str) -> str:
 
 def _terms_parts(runs: Sequence[Traced]) -> tuple[list[Part], Raw]:
     """The first terms, all of them, and their raw values."""
-    every, least, raw = _one(runs[0]) if len(runs) == 1 else _two(*runs)
+    every, least, raw = _terms_of_one(runs[0]) if len(runs) == 1 else _terms_of_two(*runs)
     whole = [row for row in every.rows if row.item["term"] == "step"]
     terms = [row for row in every.rows if row.item["size"] >= least and row not in whole]
     left = len(every.rows) - len(whole) - len(terms[:MOST_TERMS])
@@ -257,7 +257,7 @@ def _terms_parts(runs: Sequence[Traced]) -> tuple[list[Part], Raw]:
     return [first, every], raw
 
 
-def _one(run: Traced) -> tuple[Part, float, Raw]:
+def _terms_of_one(run: Traced) -> tuple[Part, float, Raw]:
     """The terms of a step, the least size that is worth a row, and raw values.
 
     Of a CPU every term is slowed by the profiler: only shares are known.
@@ -283,7 +283,7 @@ def _one(run: Traced) -> tuple[Part, float, Raw]:
     return every, SMALL_SHARE * run.window_ns, (names, rows)
 
 
-def _two(base: Traced, other: Traced) -> tuple[Part, float, Raw]:
+def _terms_of_two(base: Traced, other: Traced) -> tuple[Part, float, Raw]:
     """The terms of two steps, those that differ most first."""
     rows: list[Json] = [
         {

@@ -258,7 +258,7 @@ class Trainer:
         mark("copy")
         captured.graph.replay()
         mark("graph")
-        return captured.found
+        return captured.result
 
     # ------------------------------------------------------------ around steps
 
@@ -339,11 +339,11 @@ class Trainer:
 
 @dataclass
 class _Captured:
-    """A step as a CUDA graph: it reads `batch`, a copy of what was `placed`, and writes `found`."""
+    """A step as a CUDA graph: it reads `batch`, a copy of what was `placed`, and writes `result`."""
 
     graph: torch.cuda.CUDAGraph
     batch: tuple[Tensor, Tensor]
-    found: Any
+    result: Any
     placed: Tensor
 
 

@@ -248,9 +248,7 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
     run = picture()
     (joint,) = loader_sweeps(run)
     fed = tuple(t for t in run.of(Training) if t.case.loads_data and not t.case.cached)
-    assert loader_sweeps(with_trainings(run, fed)) == [], (
-        "trainings with a loader alone are none"
-    )
+    assert loader_sweeps(with_trainings(run, fed)) == [], "trainings with a loader alone are none"
     assert joint.recipes == ["fp32", "amp"]
     assert joint.workers == [1, 2, 4, 8, 16]
     for workers, ratio, measured in ((1, 1.0, True), (4, 2.0, True), (16, 5.0, False)):

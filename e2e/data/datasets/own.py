@@ -62,7 +62,7 @@ class Own:
             raise UserError(f"--data {name}: {error}{near}") from None
         if not callable(function):
             raise UserError(f"--data {name} is {kind_of(function)}, not a function")
-        made = self._asked(f"{name}()", function)
+        made = self._called(f"{name}()", function)
         both = cast("tuple[object, ...]", made) if isinstance(made, tuple) else (made,)
         parts = [self._part(source) for source in both]
         if len(parts) > 2 or not all(part.count for part in parts[1:]):
@@ -170,9 +170,9 @@ class Own:
                 return part.collate([next(iter(part.dataset))])
             return part.collate([part.dataset[number] for number in numbers])
 
-        return self._asked("an item", make)
+        return self._called("an item", make)
 
-    def _asked(self, what: str, make: Callable[[], object]) -> object:
+    def _called(self, what: str, make: Callable[[], object]) -> object:
         """What the user's code makes. UserError, in one line, for what it raises."""
         try:
             return make()
