@@ -339,7 +339,7 @@ class Trainer:
 
 @dataclass
 class _Captured:
-    """A step as a CUDA graph: it reads `batch`, a copy of what was `placed`, and writes `result`."""
+    """A step as a CUDA graph: it reads `batch`, a copy of what was `placed`; writes `result`."""
 
     graph: torch.cuda.CUDAGraph
     batch: tuple[Tensor, Tensor]
