@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from statistics import median
+from statistics import fmean
 from typing import Annotated, Any, Protocol, TypeVar
 
 from msgspec import Meta
@@ -254,11 +254,16 @@ class Measurement(Sampled):
 
     @property
     def cycles(self) -> tuple[float, ...]:
-        """The clock cycles of a launch in each round; () where they are not known."""
+        """The clock cycles of a launch in each round, of the middle half of its samples: short
+        kernels have two usual times, between which a median jumps. () where they are not known.
+        """
         if not self.clocks_mhz:
             return ()
-        pairs = zip(self.blocks_s, self.clocks_mhz, strict=True)
-        return tuple(1e6 * clock * median(times) for times, clock in pairs)
+        pairs = zip(map(sorted, self.blocks_s), self.clocks_mhz, strict=True)
+        return tuple(
+            1e6 * clock * fmean(times[len(times) // 4 : len(times) - len(times) // 4])
+            for times, clock in pairs
+        )
 
 
 @dataclass(frozen=True)
