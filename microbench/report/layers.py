@@ -49,8 +49,8 @@ FASTER, SLOWER, SAME = "#1f77b4", "#e07b39", "#9a9a9a"
 
 @dataclass
 class MeasuredLayer:
-    """A layer of the network, or all of them: the uses, a layer's by pass, and the library's
-    results of each.
+    """A layer of the network, or all of them: the uses, a layer's by pass, and the results of each
+    in a precision, by the library; of decode also by others ("triton bf16").
     """
 
     label: str
@@ -100,8 +100,10 @@ class MeasuredLayer:
             return None
         ratio, below, above = base_total_s / total_s, 0.0, 0.0
         passes = zip(self.timed(precision), self.timed(baseline), strict=True)
-        for (_, seconds, result), (_, base_s, _) in passes:
-            speedup, own = result.speedup.get(baseline), result.measurement
+        for (_, seconds, result), (_, base_s, base) in passes:
+            speedup, own = result.speedup.get(base.case.precision_name), result.measurement
+            if result.case.precision_name == base.case.precision_name:
+                speedup = result.vs_backend.get(base.case.backend)
             if not speedup or not speedup.ci95 or not own or not own.ci95_s:
                 return Ratio(ratio, None)
             error = half_width_pct(own.median_s, own.ci95_s) / 100
@@ -126,15 +128,13 @@ def layers_of(run: Run, network: NetworkUse) -> list[MeasuredLayer]:
         same = problem.shape if isinstance(problem, Conv) else tuple(sorted(problem.mnk))
         layer = layers.setdefault((label, same), MeasuredLayer(label, use.count))
         layer.uses[use.which] = use
-        for result in sorted(results, key=_preferred):
-            if is_library(result.case) or DECODE in run.options:
-                layer.results[use.which, result.case.precision_name] = result
+        for result in results:
+            name = result.case.precision_name
+            if is_library(result.case):
+                layer.results[use.which, name] = result
+            elif DECODE in run.options:
+                layer.results[use.which, f"{result.case.backend} {name}"] = result
     return list(layers.values())
-
-
-def _preferred(result: Result) -> tuple[bool, bool, float]:
-    """Sorts what stands for a precision last: the library's if measured, else the fastest."""
-    return bool(result.median_s), is_library(result.case), -(result.median_s or 0.0)
 
 
 def _label(result: Result, use: LayerUse) -> str:
@@ -205,7 +205,7 @@ def _answer(
                 unclear[f"{name} against {baseline}"] = ratio.ruined_pct
                 continue
             took = f"{fmt.as_ms(1e3 * total)} ms{every.label.removeprefix('total')}"
-            if not known:
+            if not known and name in PRECISIONS:
                 of = f"{name} " * (len(compared) > 1)
                 why.append(f"{of}against {baseline} {_gainers(layers, name, baseline)}")
             known.append(f"{fmt.ratio(ratio)} {'as' if known else 'times as fast as'} {baseline}")
@@ -306,7 +306,7 @@ def _tables(run: Run, layers: Sequence[MeasuredLayer]) -> list[Part]:
 
 def _decode(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer], rivals: Part) -> Report:
     """The report of linear layers by tokens: what they reach of the memory bandwidth."""
-    base, *others = dict.fromkeys(r.case.precision_name for r in run.results) or [""]
+    base, *others = dict.fromkeys(name for layer in layers for _, name in layer.results) or [""]
     by_tokens: dict[int, list[MeasuredLayer]] = {}
     for layer in layers:
         (result, *_) = layer.results.values()
@@ -325,17 +325,16 @@ def _decode(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer], riva
                 "flops": step.rate(base, lambda r: r.flops),
                 "ratios": {name: step.ratio(name, base) for name in others},
             })  # fmt: skip
-    shows = [fmt.ratio, *[fmt.short_ratio] * len(others)]
     columns = [
         Column("tokens", "tokens"), Column(f"{base}\nms", "s", fmt.milliseconds),
         Column("GB/s", "rate", lambda rate: f"{rate / 1e9:,.0f}"),
         Column("% of\nmemory", "share", fmt.per_cent),
         Column("TFLOP/s", "flops", lambda rate: fmt.number(rate / 1e12)),
-        *(Column(f"{name}\nx {base}", f"ratios.{name}", show)
-          for name, show in zip(others, shows, strict=False)),
+        *(Column(name.replace(" ", "\n"), f"ratios.{name}", fmt.short_ratio) for name in others),
         Column("bottleneck", "bound", drop=6),
     ]  # fmt: skip
-    whole = Part("All linear layers of a step", columns, list(map(Row, rows)))
+    title = f"All linear layers of a step; other precisions: times as fast as {base}"
+    whole = Part(title, columns, list(map(Row, rows)))
     answer = _answer_of_decode(run, network, base, rows, by_tokens) if rows else []
     return kernel_report(run, answer, [whole, _by_layer(run, layers, base), rivals],
                          partial(_decode_chart, run, network, rows, peak))  # fmt: skip
@@ -358,15 +357,14 @@ def _answer_of_decode(
         text += f"{', ' if i else '; bottleneck: '}{bound} at {at}"
     doubts = ["attention over the KV cache is not measured"]
     floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
-    for name in first["ratios"]:
-        results = [result for _, _, result in step.timed(name)]
-        if results and not any(is_library(result.case) for result in results):
-            doubts.append(f"{name} is our kernel: the library has none")
-        if PRECISIONS[name].is_float8:
-            doubts.append(f"{name}'s inputs are cast before the time begins")
-            if floors and (own_s := step.seconds(name)):
-                gains = fmt.times(base_s / (own_s + min(floors) * step.count))
-                doubts[-1] += f" (with a launch more a layer {gains} times as fast as {base})"
+    cast = {
+        name: base_s / (own_s + min(floors, default=0.0) * step.count) for name in first["ratios"]
+        if PRECISIONS[name.split()[-1]].is_float8 and (own_s := step.seconds(name))
+    }  # fmt: skip
+    if cast:
+        gains = ", ".join(f"{name} {fmt.times(gain)}" for name, gain in cast.items())
+        more = f" (with a launch more a layer: {gains} times as fast as {base})" * bool(floors)
+        doubts.append(f"FP8 inputs are cast before the time begins{more}")
     if run.device.get("kind") == "cpu":
         doubts.append("a CPU says nothing of decode on a GPU")
     compared = {name: [base] for name in first["ratios"]}
