@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -305,18 +305,16 @@ each_backend = pytest.mark.parametrize(
 )
 
 
-def queries(dtype: torch.dtype) -> Sequence[Tensor]:
-    """Query, key and value as a decoder cuts them from one product: with gaps between rows."""
-    joined = torch.empty(BATCH, LENGTH, 3, HEADS, WIDTH, dtype=dtype, device="cuda")
-    return [part.transpose(1, 2) for part in joined.unbind(2)]
-
-
 def recorded_pass(backend: str, dtype: torch.dtype) -> tuple[TracedOp, TracedOp]:
-    """Forward and backward, as autograd calls them, with dropout."""
+    """Forward and backward, as autograd calls them, with dropout.
+
+    A decoder cuts query, key and value from one product: with gaps between rows.
+    """
     dropout = 0.1
     recorder = Recorder("cuda")
     with FakeTensorMode(), recorder:
-        q, k, v = queries(dtype)
+        joined = torch.empty(BATCH, LENGTH, 3, HEADS, WIDTH, dtype=dtype, device="cuda")
+        q, k, v = (part.transpose(1, 2) for part in joined.unbind(2))
         if backend == "flash":
             out, *saved = ATEN._scaled_dot_product_flash_attention(q, k, v, dropout, True)
             cut = (*saved[:5], dropout, True, *saved[5:7])

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import torch
 from hypothesis import given
@@ -178,10 +177,6 @@ def paddings(tf32: bool = False, **how: str) -> list[Padding]:
     return [each for each in found if each is not None]
 
 
-def shapes(returned: Any) -> list[tuple[int, ...]]:
-    return [tuple(leaf.shape) for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
-
-
 def test_odd_sizes_are_padded_a_bias_of_all_rows_too_but_no_vector_nor_image() -> None:
     """Of the grouped layer none; of each other one the forward and the backward calls."""
     found = Counter(each.change for each in paddings())
@@ -201,7 +196,8 @@ def test_odd_sizes_are_padded_a_bias_of_all_rows_too_but_no_vector_nor_image() -
         assert 4 not in found.sizes
         returned = materialise(found.call, CPU, pool).launch()
         wanted = [tuple(found.sizes.get(n, n) for n in spec.shape) for spec in op.outputs]
-        assert shapes(returned) == wanted, found.call.key
+        shapes = [tuple(leaf.shape) for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
+        assert shapes == wanted, found.call.key
         assert padding(found.call, False) is None, "once is enough"
     bias = TensorSpec((9,), (1,), "float16", "cpu")
     left, right = torch.empty(5, 16).half(), torch.empty(16, 9).half()

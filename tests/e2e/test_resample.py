@@ -34,11 +34,6 @@ def crops(draw: st.DrawFn) -> Crop:
     return stored, box, draw(st.booleans()), orientation
 
 
-def stored_image(crop: Crop) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(256, (3, *crop[0]), generator=generator, dtype=torch.uint8)
-
-
 def arguments(*crops: Crop) -> tuple[Tensor, Tensor, Tensor]:
     """Boxes, flips and orientations as `resample` takes them."""
     boxes, flips, orientations = (torch.tensor([crop[i] for crop in crops]) for i in (1, 2, 3))
@@ -56,7 +51,8 @@ def turned_by_pillow(image: Tensor, orientation: int) -> Tensor:
 @given(crops())
 @settings(max_examples=60)
 def test_the_table_walks_the_crop_as_pillow_turns_it_and_torchs_filter_agrees(crop: Crop) -> None:
-    image = stored_image(crop)
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randint(256, (3, *crop[0]), generator=generator, dtype=torch.uint8)
     (table,) = crop_table([0], [crop[0]], *arguments(crop)).tolist()
     first, plane, down, across, height, width = table
     walked = [

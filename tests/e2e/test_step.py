@@ -254,8 +254,10 @@ REGION, GRAPH = "Torch-Compiled Region: 0/0", "## Call CompiledFxGraph fabc ##"
 POINTWISE, REDUCTION = "triton_poi_fused_add_relu_3", "triton_per_fused_native_layer_norm_1"
 
 
-def compiled_step() -> Made:
-    """A product and two fused kernels, launched by the driver without an operator of their own."""
+def test_compiled_code_says_what_it_fused_and_compilation_is_no_launch_nor_wait(
+    tmp_path: Path,
+) -> None:
+    """Two fused kernels, launched by the driver without an operator of their own."""
     made = begun(9 * MS, 18 * MS)
     made.op(REGION, 10 * MS, 14 * MS)
     made.op("CompiledFunction", 10 * MS + US, 13 * MS)
@@ -265,13 +267,6 @@ def compiled_step() -> Made:
     for number, (name, start, end) in enumerate(((POINTWISE, 15, 17), (REDUCTION, 17, 20)), 1):
         made.kernel(name, start * MS, end * MS, 11 * MS + number * 100 * US)
         made.events[-2].update(cat="cuda_driver", name="cuLaunchKernel")
-    return made
-
-
-def test_compiled_code_says_what_it_fused_and_compilation_is_no_launch_nor_wait(
-    tmp_path: Path,
-) -> None:
-    made = compiled_step()
     assert terms_of(made, tmp_path) == {
         t.MATRIX_PRODUCTS: 3 * MS, t.FUSED_REDUCTIONS: 3 * MS, t.FUSED_ELEMENTWISE: 2 * MS,
         LAUNCH: 2 * MS,

@@ -43,11 +43,7 @@ def network_of(build: Callable[[], nn.Module], **changes: Any) -> Network:
     )  # fmt: skip
 
 
-def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
-
-
-MLP = network_of(perceptron)
+MLP = network_of(lambda: nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES)))
 samples = partial(noise, MLP)
 pictures = partial(noise, small_cnn(), batch=6)
 
@@ -201,11 +197,9 @@ class Lever(nn.Module):
         return self.weight * inputs
 
 
-def _mean(output: Any, target: Tensor | None) -> Tensor:
-    return output.float().mean()
-
-
-LEVER = network_of(Lever, loss=_mean, accuracy=None, weight_decay=0.0)
+LEVER = network_of(
+    Lever, loss=lambda output, _: output.float().mean(), accuracy=None, weight_decay=0.0
+)
 # A gradient of 1/2, which the scaler's first scale, 2**16, does not take beyond float16.
 HALVES = [(torch.full((8, FEATURES), 0.5), torch.zeros(8, dtype=torch.int64))]
 
@@ -228,16 +222,12 @@ def test_masters_follow_float32_training_on_the_same_gradients(optimizer: str, f
     assert_same(weights_of(trainer), [m.detach().half() for m in trainer.optimizer.masters])
 
 
-def _faint(output: Any, target: Tensor | None) -> Tensor:
-    return 1e-7 * output.float().mean()
-
-
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("scale", "learns"), [(1.0, False), (2.0**15, True), ("dynamic", True)])
 def test_a_scale_saves_gradients_that_float16_cannot_hold(
     scale: float | str, learns: bool, fused: bool
 ) -> None:
-    network = replace(LEVER, loss=_faint)
+    network = replace(LEVER, loss=lambda output, _: 1e-7 * output.float().mean())
     recipe = RECIPES["O2"]
     if scale != "dynamic":
         recipe = replace(recipe, scale=float(scale))

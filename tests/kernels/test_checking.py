@@ -257,12 +257,8 @@ def test_only_another_arithmetic_is_below_the_least_error(name: str) -> None:
     if name != "tf32":
         assert PRECISIONS[name].least_error == 0
         return
-    a, b = (_rounded_to_tf32(matrix) for matrix in (made.a, made.b))
+    bits = (matrix.contiguous().view(torch.int32) for matrix in (made.a, made.b))
+    a, b = (((one + (1 << 12)) & -(1 << 13)).view(torch.float32) for one in bits)
     rounded = relative_error(replace(made, c=(a.double() @ b.double()).float()))
     assert relative_error(made) < PRECISIONS[name].least_error / 100
     assert 10 * PRECISIONS[name].least_error < rounded < PRECISIONS[name].rel_tolerance / 4
-
-
-def _rounded_to_tf32(matrix: torch.Tensor) -> torch.Tensor:
-    bits = matrix.contiguous().view(torch.int32)
-    return ((bits + (1 << 12)) & -(1 << 13)).view(torch.float32)

@@ -117,10 +117,6 @@ def test_a_cause_applies_on_one_side_only(
     assert bound(found, **limits) == named
 
 
-def numbers(text: str) -> list[float]:
-    return [float(number) for number in re.findall(r"[\d.]*\d", text)]
-
-
 def test_an_aligned_size_is_compared_with_where_it_is_near_and_a_twin_decides() -> None:
     """By operations: 4,000 has 7 % fewer than 4,095, and 3,840 has 18 % fewer. A padded twin
     decides where it is a tenth faster.
@@ -130,7 +126,7 @@ def test_an_aligned_size_is_compared_with_where_it_is_near_and_a_twin_decides() 
         other = result(size=size, flops=2 * size**3)
         run = run_of(found, other)
         _, why = explain(found, MIDDLE, run)
-        assert (size in numbers(why)) == near
+        assert (str(size) in re.findall(r"\d+", why)) == near
     for gain, named in ((1.11, "alignment"), (1.09, "mixed")):
         found = result(0.3, size=4095)
         assert found.measurement
