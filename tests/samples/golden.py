@@ -162,7 +162,8 @@ def labels(every: int = 1) -> Iterator[Item]:
     """
     chosen: dict[tuple[str, str], list[str]] = {}  # back ends of one problem share a choice
     for path, run in readable():
-        cases = [r.case for r in run.results if r.case.backend in ("triton", "cublas", "cudnn")]
+        cases = [r.case for r in run.results if r.case.op in ("gemm", "conv")
+                 and r.case.backend in ("triton", "cublas", "cudnn")]  # fmt: skip
         lines: list[str] = []
         for case in cases:
             problem = (case.group, case.precision_name)
