@@ -52,9 +52,9 @@ class Problem(ABC):
         """The largest relative error (Frobenius norm, against float64) of a correct result."""
         return precision.rel_tolerance
 
-    def may_run_exactly(self, precision: Precision, backend: str) -> bool:
-        """Whether the back end may compute more exactly than the precision says."""
-        return False
+    def may_run_exactly(self, precision: Precision, backend: str) -> str:
+        """Why the back end may compute more exactly than the precision says; "": it may not."""
+        return ""
 
     def tiles(self, tile: Sequence[int]) -> int | None:
         """How many tiles of (M, N, K) cover what it computes once; None where that is not known."""

@@ -283,8 +283,13 @@ def groups_of(run: Run) -> list[list[Result]]:
 
 
 def representative(results: Sequence[Result], precisions: Sequence[str]) -> Result | None:
-    """The measured result that the verdict uses: the library's, else the fastest; None if none."""
-    timed = [r for r in results if r.measurement and r.case.precision_name in precisions]
+    """The measured result that the verdict uses: the library's, else the fastest; None if none, and
+    where the library's failed.
+    """
+    named = [r for r in results if r.case.precision_name in precisions]
+    if any(r.status == "failed" and is_library(r.case) for r in named):
+        return None
+    timed = [r for r in named if r.measurement]
     return min(timed, key=lambda r: (not is_library(r.case), r.median_s), default=None)
 
 

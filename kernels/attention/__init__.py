@@ -107,9 +107,9 @@ class Attention(Problem):
     def tolerance(self, precision: Precision) -> float:
         return TOLERANCE[self.which] * precision.rel_tolerance
 
-    def may_run_exactly(self, precision: Precision, backend: str) -> bool:
-        """What multiplies float32 without cuBLAS does not ask whether TF32 is allowed."""
-        return precision.multiply == "tf32"
+    def may_run_exactly(self, precision: Precision, backend: str) -> str:
+        fused = "fused kernels for float32 do not ask whether TF32 is allowed"
+        return fused * (precision.multiply == "tf32")
 
     def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:
         return (("head_size", precision.bytes_per_element),)

@@ -115,11 +115,10 @@ class Conv(Problem):
         added = ROUNDINGS * FLOAT32_EPSILON * self.mnk[2] ** 0.5
         return max(own, min(added, BELOW_TF32))
 
-    def may_run_exactly(self, precision: Precision, backend: str) -> bool:
-        """cuDNN takes an IEEE kernel for TF32 where it is faster, and Tensor Cores have nothing to
-        do for a depthwise convolution.
-        """
-        return precision.multiply == "tf32" and (backend == "cudnn" or self.shape.depthwise)
+    def may_run_exactly(self, precision: Precision, backend: str) -> str:
+        if precision.multiply != "tf32" or not (backend == "cudnn" or self.shape.depthwise):
+            return ""
+        return "the library chose a kernel without Tensor Cores because it was faster"
 
     def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:
         """A pixel's channels; none of grouped convolutions, whose kernels have other rules."""

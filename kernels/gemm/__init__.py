@@ -147,9 +147,9 @@ class Gemm(Problem):
         one = super().tiles(tile)
         return one * self.batch if one and self.form not in RAGGED else None
 
-    def may_run_exactly(self, precision: Precision, backend: str) -> bool:
-        """A product with a vector is left to kernels without Tensor Cores."""
-        return precision.multiply == "tf32" and 1 in (self.m, self.n)
+    def may_run_exactly(self, precision: Precision, backend: str) -> str:
+        vector = precision.multiply == "tf32" and 1 in (self.m, self.n)
+        return "a product with a vector is left to kernels without Tensor Cores" * vector
 
     def tolerance(self, precision: Precision) -> float:
         return precision.rel_tolerance + (GELU_CONSTANT if self.form == GELU else 0.0)

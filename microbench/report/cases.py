@@ -189,10 +189,14 @@ def _exactly(ratio: Ratio) -> str:
 
 
 def known_ratio(ratios: Sequence[Ratio]) -> str:
-    """ "1.42 to 1.64"; "~1 ±0.02" of one, "~1" of several without a difference."""
-    if len(ratios) > 1 and all(ratio.no_difference for ratio in ratios):
-        return fmt.NO_DIFFERENCE
-    return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.span([ratio.ratio for ratio in ratios])
+    """ "1.42 to 1.64"; "~1 ±0.02" of one, "~1" of several without a difference; "0.90 to 1.14 (~1
+    in 2 of 6)".
+    """
+    clear = [ratio.ratio for ratio in ratios if not ratio.no_difference]
+    if len(ratios) == 1 or not clear:
+        return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.NO_DIFFERENCE
+    same = len(ratios) - len(clear)
+    return fmt.span(clear) + f" ({fmt.NO_DIFFERENCE} in {same} of {len(ratios)})" * bool(same)
 
 
 def _conversion(result: Result) -> str:
@@ -384,7 +388,8 @@ def _lost(results: Sequence[Result], of: int) -> list[str]:
 def reasons(lost: Sequence[Result]) -> str:
     """The most common one, its first sentence, and how many others there are."""
     (reason, _), *others = Counter(
-        (result.reason or "").split(". ")[0] for result in lost
+        (result.reason or "").split(". ")[0] if OWN not in result.case.backend else result.reason
+        for result in lost
     ).most_common()
     more = f" (and {fmt.count(len(others), 'other reason')})" if others else ""
     return f"{reason or 'no reason given'}{more}"
@@ -439,6 +444,14 @@ def _doubt(run: Run) -> list[Line]:
         and r.case.precision_name in timed | unasked
     ]  # fmt: skip
     texts = _lost(lost, len(run.results))
+    tf32 = [r for r in run.results if r.measurement and r.case.precision_name == "tf32"]
+    exact = [
+        r for r in tf32 if r.rel_error is not None and r.rel_error < r.case.precision.least_error
+    ]
+    if 2 * len(exact) > len(tf32):
+        texts.append(
+            f"tf32 ran as exactly as fp32 in {len(exact)} of {fmt.count(len(tf32), 'case')}"
+        )
     texts += dict.fromkeys(
         summary.not_measured for summary in summaries(run) if summary.not_measured
     )

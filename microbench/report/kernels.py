@@ -450,29 +450,34 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
 def _over_others(run: Run, calls: Sequence[Result]) -> Part:
     """A row for each size of a pass where the library picks, else a row a setting."""
     apart: dict[tuple[str, str], list[Result]] = {}
+    settings: dict[str, None] = {}
     for result in calls:
         key = subject_of(result, run), ""
         if picked(result):
-            key = str(result.case.problem.dims["pass"]), fmt.size(result.case)
+            problem = result.case.problem
+            key = problem.setting["pass"], fmt.size(result.case)
+            words = (word for word in problem.title.split() if word != key[0] and "@" not in word)
+            settings[" ".join(words)] = None
         apart.setdefault(key, []).append(result)
     rows: list[Row] = []
     for (which, size), results in apart.items():
-        cells: dict[str, Any] = {"which": which, "size": size or None, "cases": len(results)}
+        cells: dict[str, Any] = {"which": which, "size": size or None}
         cells["call"] = ", ".join(dict.fromkeys(result.variant or "" for result in results))
         for name in _others(run):
             known = [
                 ratio for r in results if (ratio := r.vs_backend.get(name)) and not ratio.ruined_pct
             ]
-            cells[name] = known or None
+            cells[name] = known_ratio(known).replace(" to ", "..") if known else None
         rows.append(Row(cells))
+    calls_differ = len({row.item["call"] for row in rows}) > 1
     columns = [
         Column("setting", "which", once=True),
         Column("size", "size"),
-        Column("call", "call"),
-        Column("cases", "cases", drop=1),
-        *(Column(f"x {name}", name, known_ratio) for name in _others(run)),
+        *([Column("call", "call")] if calls_differ else []),
+        *(Column(f"x {name}", name) for name in _others(run)),
     ]
-    return Part("Times as fast as other back ends", columns, rows)
+    below = [f"over {', '.join(settings)}"] if len(settings) > 1 else []
+    return Part("Times as fast as other back ends", columns, rows, below)
 
 
 def _settings(run: Run) -> Part:

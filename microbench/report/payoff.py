@@ -35,6 +35,7 @@ CAUSES = {"launch": "l", "memory": "m", "layout": "t", "alignment": "a", "waves"
           "compute": "c", "power": "p", "mixed": "-", "no hardware": "n"}  # fmt: skip
 # How a linear layer is launched, in words; what is given in FP8 has no casts.
 LAUNCHED = {"launched": "as launched", "graph": "as a CUDA graph", "eager": "uncompiled"}
+LAUNCHING = 1.3  # times the GPU's time
 MOST_ROWS = 12  # of the table of linear layers
 Map = tuple[str, str, str]  # setting, precision, baseline
 
@@ -175,8 +176,24 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         if "slower" in cast and alone == {"faster"}:
             why = "where FP8 is slower, its casts and scales cost more than its products gain"
             lines.append(Line("Why", why))
+        lines += _launching(run, most.baseline)
     lines += no_verdict(unclear, alone=not lines)
     return [*lines, *([Line("Doubt", BETWEEN)] if len(most.rows) > 1 else [])]
+
+
+def _launching(run: Run, baseline: str) -> list[Line]:
+    """How much longer the baseline takes as launched, where that is the CPU's time."""
+    times = {
+        result.case.key.replace("/launched/", "/graph/"): result.median_s or 0.0
+        for result in run.results
+        if result.case.precision_name == baseline and result.case.problem.layout == "launched"
+    }
+    ratios = [times[result.case.key] / result.median_s for result in run.results
+              if result.case.key in times and result.median_s]  # fmt: skip
+    if max(ratios, default=0.0) < LAUNCHING:
+        return []
+    longer = f"{baseline} takes up to {max(ratios):.1f} times as long as its graph"
+    return [Line("Why", f"as launched, one layer at a time, the CPU is the limit: {longer}")]
 
 
 def _pays(payoff: Payoff) -> str:
@@ -200,23 +217,24 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
     for (subject, name, _), some in maps.items():
         for one in some:
             (tokens,) = _across(one)
-            even = _break_even(one).replace("-", "not seen")
-            ends.setdefault(name, {}).setdefault(tokens, []).append(f"{subject} {even}".strip())
+            if len(one.rows) > 1:
+                even = _break_even(one).replace("-", "not seen")
+                ends.setdefault(name, {}).setdefault(tokens, []).append(f"{subject} {even}".strip())
             for result, ratio, _ in one.rows:
                 size = fmt.size(result.case)
                 row = by_name.setdefault(name, {}).setdefault((tokens, size), {})
                 row |= {"tokens": tokens, "size": size, subject or "gain": ratio}
-    ways = dict.fromkeys(subject or "gain" for subject, *_ in maps)
+    subjects = dict.fromkeys(subject or "gain" for subject, *_ in maps)
     columns = [
         Column("tokens", "tokens", once=True),
         Column("features", "size"),
-        *(Column(way.replace("gain", "times as fast"), way, fmt.ratio) for way in ways),
+        *(Column(way.replace("gain", "times as fast"), way, fmt.ratio) for way in subjects),
     ]
     parts: list[Part] = []
     for name, rows in sorted(by_name.items(), key=lambda one: -_mean(one[1].values())):
         every = [Row(rows[key]) for key in sorted(rows, key=lambda key: (-key[0], _area(key[1])))]
-        tokens = sorted(ends[name], reverse=True)
-        below = [f"break-even at {n} tokens: {', '.join(ends[name][n])}" for n in tokens]
+        found = sorted(ends.get(name, {}).items(), reverse=True)
+        below = [f"break-even, by in x out, at {n} tokens: {', '.join(ways)}" for n, ways in found]
         whole = Part(f"{name}: times as fast as bf16", columns, every, below, VERBOSE)
         parts.append(whole)
         if len(parts) == 1:

@@ -113,10 +113,11 @@ def warnings_of(result: Result, measurement: Measurement, run: Run) -> Iterator[
         )
     error = result.rel_error
     random = case.data in ("normal", "uniform")
-    if random and error is not None and error < case.precision.least_error:
+    tf32 = case.precision.multiply == "tf32"
+    if tf32 and random and error is not None and error < case.precision.least_error:
         yield Warning(
             f"{case.precision_name} was enabled, but the result has full precision ({error:.0e})",
-            "the library chose a kernel without Tensor Cores because it was faster",
+            case.problem.may_run_exactly(case.precision, case.backend) or "another arithmetic ran",
             "none needed: a user who enables it gets the same at this size",
         )
 
@@ -260,8 +261,12 @@ def _memory(result: Result, limits: Limits, run: Run) -> Cause:
     intensity = result.flops / result.min_bytes
     decimals = 1 if intensity < 0.95 else 0
     return "memory", (
-        f"{intensity:.{decimals}f} FLOP/byte: moving {result.min_bytes / 1e6:.1f} MB takes at "
-        f"least {_us(memory_s)} of {_us(time_s)}"
+        f"{intensity:.{decimals}f} FLOP/byte: moving {result.min_bytes / 1e6:.1f} MB takes "
+        + (
+            f"at least {_us(memory_s)} of {_us(time_s)}"
+            if memory_s <= time_s
+            else f"{_us(memory_s)} as fast as a copy; it took {_us(time_s)}"
+        )
     )
 
 

@@ -311,8 +311,9 @@ def test_the_map_of_linear_layers_gives_an_answer_for_each_way_to_launch(tmp_pat
         "16384", "2048x4096", "0.80 ±0.01", "1.20 ±0.02", "1.20 ±0.02",
     ]  # fmt: skip
     assert list(shown.below)[:2] == [
-        "break-even at 16384 tokens: launched 2048x4096..4096, graph 1024..2048, quantised <= 1024",
-        "break-even at 4096 tokens: launched 2048x4096..4096, graph 1024..2048, quantised <= 1024",
+        f"break-even, by in x out, at {tokens} tokens: launched 2048x4096..4096, graph 1024..2048, "
+        "quantised <= 1024"
+        for tokens in (16384, 4096)
     ]
     many = [r for r in results if r.case.problem.setting["batch"] != "512"]
     report = map_report(replace(run, results=tuple(many)))
