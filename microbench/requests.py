@@ -118,12 +118,10 @@ class GemmRequest(Request):
     def plan(self, kind: str) -> list[Group]:
         """One comparison per size and layout. UserError for an invalid value."""
         asked, library = self.conditions, OPS["gemm"].library_backend(kind)
-        variants = {True: plan_variants("gemm", asked, kind)}  # of plain problems, and of others
-        variants[False] = (
-            plan_variants("gemm", replace(asked, backend=f"{library},{SEPARATE}"), kind)
-            if asked.backend is None
-            else variants[True]
-        )
+        of_others = asked  # than plain problems
+        if asked.backend is None:
+            of_others = replace(asked, backend=f"{library},{SEPARATE}")
+        plain, others = (plan_variants("gemm", one, kind) for one in (asked, of_others))
         if self.shapes:
             problems = read_shapes("gemm", self.shapes)
         else:
@@ -135,8 +133,8 @@ class GemmRequest(Request):
                     for (*batch, m, n, k), layout in product(sizes, layouts)
                 ]
         return [
-            _group_of(problem, variants[isinstance(problem, Gemm) and problem.plain], asked.data)
-            for problem in problems
+            _group_of(one, plain if isinstance(one, Gemm) and one.plain else others, asked.data)
+            for one in problems
         ]
 
 
@@ -205,7 +203,8 @@ class AttentionRequest(Request):
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per pass, layout, heads, batch, length. UserError for an invalid value."""
-        variants, data = plan_variants(self.name, self.conditions, kind), self.conditions.data
+        asked = self.conditions
+        variants = plan_variants(self.name, asked, kind)
         if self.shapes:
             problems = read_shapes(self.name, self.shapes)
         else:
@@ -222,7 +221,7 @@ class AttentionRequest(Request):
                     Attention(batch, heads[0], heads[-2], sequence, heads[-1], which, layout)
                     for which, layout, heads, batch, sequence in axes
                 ]
-        return [_group_of(problem, variants, data) for problem in problems]
+        return [_group_of(problem, variants, asked.data) for problem in problems]
 
 
 @dataclass(frozen=True)
@@ -426,15 +425,15 @@ def plan_layers(network: Traced, asked: Conditions, kind: str) -> tuple[list[Gro
     """
     from microbench.results.types import LayerUse, NetworkUse
 
-    groups: list[Group] = []
+    groups: dict[str, Group] = {}
     uses: list[LayerUse] = []
     for layer in network.layers:
-        group = _group_of(layer.problem, _layer_variants(layer.problem.op, asked, kind), asked.data)
-        if group.name not in {known.name for known in groups}:
-            groups.append(group)
+        variants = _layer_variants(layer.problem.op, asked, kind)
+        group = _group_of(layer.problem, variants, asked.data)
+        groups.setdefault(group.name, group)
         uses.append(LayerUse(group.name, layer.which, layer.count, layer.names))
     of_network = network.network, network.batch, network.image
-    return groups, NetworkUse(*of_network, tuple(uses), network.skipped)
+    return [*groups.values()], NetworkUse(*of_network, tuple(uses), network.skipped)
 
 
 def _layer_variants(op: str, asked: Conditions, kind: str) -> Sequence[Variant]:
@@ -477,18 +476,6 @@ def check_without(text: str, cases: Iterable[Case], target: Target) -> None:
             f"--without: {left[0]!r} leaves out no Triton configuration of these cases on "
             f"{target.name}"
         )
-
-
-def _patterns_of_labels(name: str, value: str) -> None:
-    from kernels.conv.triton import data_configs, wgrad_configs
-    from kernels.gemm.triton import config
-
-    kinds = (config, data_configs, wgrad_configs)
-    known = sorted({kernel for kind in kinds for kernel in kind.KERNELS})
-    for pattern in patterns(value):
-        kernel = pattern.split("/")[0]
-        if not any(fnmatchcase(own, kernel) for own in known):
-            raise UserError(f"{name}: {pattern!r} matches none of our kernels: {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -537,9 +524,8 @@ class Conditions:
         False, "Time no Triton configurations: the model chooses where none was timed before"
     )
     without: str = choice(
-        "", "Leave out our Triton configurations of these labels: 'split_k/*,*/direct'",
-        kept=True, check=_patterns_of_labels,
-    )  # fmt: skip
+        "", "Leave out our Triton configurations of these labels: 'split_k/*,*/direct'", kept=True
+    )
     seed: int | None = choice(None, "Seed of the input values  [default: random]", check=check_seed)
     outputs: Outputs = field(default_factory=Outputs)
 

@@ -183,8 +183,10 @@ def report(run: Run, network: NetworkUse) -> Report:
     if answer and answer[-1].label != "Do":
         answer.append(Line("Do", "halfway train measures the rest of a step"))
     answer += [Line("Doubt", text) for text in _not_measured(run, network)]
-    return kernel_report(run, answer, [*_tables(run, layers), others],
-                         partial(_chart, run, network, layers))  # fmt: skip
+    name, base = (next(iter(one), "") for one in (compared.asked, compared.baselines[::-1]))
+    longest = sorted(layers, key=lambda layer: -(layer.seconds(name) or 0.0))
+    chart = partial(_chart, run, longest, name, base, f"{where}: ms of a step, all passes")
+    return kernel_report(run, answer, [*_tables(run, layers), others], chart)
 
 
 def _answer(
@@ -336,8 +338,10 @@ def _decode(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer], riva
     title = f"All linear layers of a step; other precisions: times as fast as {base}"
     whole = Part(title, columns, list(map(Row, rows)))
     answer = _answer_of_decode(run, network, base, rows, by_tokens) if rows else []
-    return kernel_report(run, answer, [whole, _by_layer(run, layers, base), rivals],
-                         partial(_decode_chart, run, network, rows, peak))  # fmt: skip
+    drawn = [replace(row["step"], label=fmt.count(row["tokens"], "token"), count=1) for row in rows]
+    name = next((name for name in others if name in PRECISIONS), base)
+    chart = partial(_chart, run, drawn, name, base, f"{network.name}: ms of all linear layers")
+    return kernel_report(run, answer, [whole, _by_layer(run, layers, base), rivals], chart)
 
 
 def _answer_of_decode(
@@ -362,7 +366,7 @@ def _answer_of_decode(
         if PRECISIONS[name.split()[-1]].is_float8 and (own_s := step.seconds(name))
     }  # fmt: skip
     if cast:
-        gains = ", ".join(f"{name} {fmt.times(gain)}" for name, gain in cast.items())
+        gains = ", ".join(f"{name} {fmt.times(times)}" for name, times in cast.items())
         more = f" (with a launch more a layer: {gains} times as fast as {base})" * bool(floors)
         doubts.append(f"FP8 inputs are cast before the time begins{more}")
     if run.device.get("kind") == "cpu":
@@ -407,31 +411,11 @@ def _spans(tokens: Collection[int], measured: Collection[int]) -> str:
     return ", ".join("..".join(dict.fromkeys(map(str, (one[0], one[-1])))) for one in spans)
 
 
-def _decode_chart(run: Run, network: NetworkUse, rows: Sequence[Json], peak: float | None) -> Any:
-    """Bytes per second of all linear layers against tokens, a curve a precision."""
-    points: list[Json] = []
-    for row in rows:
-        step: MeasuredLayer = row["step"]
-        for name in dict.fromkeys(precision for _, precision in step.results):
-            if rate := step.rate(name, lambda r: r.min_bytes):
-                points.append({"panel": "", "series": name, "x": row["tokens"], "y": rate / 1e9,
-                               "low": None, "high": None, "note": row["bound"]})  # fmt: skip
-    if not points:
-        raise UserError("nothing to draw: no linear layer was measured")
-    rules = [{"series": points[0]["series"], "y": peak / 1e9, "text": "memory"}] if peak else []
-    drawn = charts.lines(points, x="tokens", y="GB/s", log=False, rules=rules)
-    return charts.titled(drawn, title_of(run), [f"{network.name}: all linear layers of a step"])
-
-
 # ---------------------------------------------------------------- the chart
 
 
-def _chart(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer]) -> Any:
-    """A bar a layer over that of the baseline, the longest first. UserError: none was measured."""
-    compared = precisions_of(run)
-    name, baseline = (
-        names[0] if names else "" for names in (compared.asked, compared.baselines[::-1])
-    )
+def _chart(run: Run, layers: Sequence[MeasuredLayer], name: str, baseline: str, what: str) -> Any:
+    """A bar a layer over that of the baseline. UserError where none was measured."""
     rows: list[Json] = []
     for layer in layers:
         ratio, own_s = layer.ratio(name, baseline), layer.seconds(name)
@@ -445,10 +429,8 @@ def _chart(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer]) -> An
             })  # fmt: skip
     if not rows:
         raise UserError("nothing to draw: the run has no layer with a baseline")
-    rows.sort(key=lambda row: -row["value"])
     below = [
-        f"{network.name}, batch {network.batch}: ms of a step, all passes; grey: {baseline}, "
-        f"coloured: {name}, number: times as fast",
+        f"{what}; grey: {baseline}, coloured: {name}, number: times as fast",
         "blue: faster, orange: slower, dark grey: no difference seen",
     ]
     return charts.titled(charts.bars(rows, x="ms/step"), title_of(run), below)

@@ -70,7 +70,7 @@ VALUES = {
         "--data": ["gauss", "normal,zeros"], "--l2": ["hot", "cold,cold", "cold,"],
         "--regime": ["sprint", "burst,"], "--timer": ["sundial", "clock,clock"],
         "--vs": ["fp99", ""], "--budget": ["0", "-5", "nan", "inf", "soon"],
-        "--processes": ["0", "-3", "101", "many"], "--without": ["warp"],
+        "--processes": ["0", "-3", "101", "many"],
         "--seed": ["x", "-1", "9" * 23], "--html": ["/nowhere/run.html"],
         "--json": ["/nowhere/run.json", "/proc/run.json", "/tmp"],
         "--resume": ["/nowhere/a.json", "broken.json", "other.json", "empty.json", "nested.json"],
