@@ -222,9 +222,6 @@ def test_exchange_by_difference(
     assert found.exposed_s == pytest.approx((1 - hidden) * alone_s, abs=1e-9)
     assert found.overlapped == pytest.approx(hidden, abs=1e-3)
     assert found.bus_bytes_per_s == pytest.approx(2 * (ranks - 1) / ranks * size / alone_s)
-    assert found.exposed_ci95_s is not None
-    low, high = found.exposed_ci95_s
-    assert low - 1e-6 * step_s <= found.exposed_s <= high + 1e-6 * step_s
 
 
 def test_the_interval_of_a_difference_grows_with_its_noise() -> None:

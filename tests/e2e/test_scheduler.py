@@ -243,15 +243,6 @@ def test_a_fault_of_the_gpu_costs_the_recipe_alone_in_whose_step_it_is(
     assert read_run(tmp_path / "run.json") == run
 
 
-def test_a_finished_run_measures_only_what_is_new(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    first = run_training(options(path), here=True).run.of(Training)
-    both = run_training(options(path, recipe="fp32,bf16"), here=True).run.of(Training)
-    assert both[0].measured_at == first[0].measured_at or both[0] != first[0]
-    again = run_training(options(path, recipe="fp32,bf16"), here=True).run.of(Training)
-    assert again == both
-
-
 # ---------------------------------------------------------------- how long it takes
 
 

@@ -25,12 +25,6 @@ def only_file(folder: Path) -> str:
     return found.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("content", ["3 µs\n", "3 µs\n".encode()])
-def test_text_and_bytes_replace_what_was_there(path: Path, content: str | bytes) -> None:
-    write_atomically(path, content)
-    assert only_file(path.parent) == "3 µs\n"
-
-
 @pytest.mark.parametrize(
     ("call", "error"),
     [("fsync", OSError(28, "No space left on device")), ("replace", KeyboardInterrupt())],
@@ -58,16 +52,17 @@ def test_a_folder_that_is_not_there_and_a_loop_of_links_are_errors(tmp_path: Pat
     assert loop.is_symlink()
 
 
-def test_data_is_on_the_disk_before_the_name_is(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("content", ["3 µs\n", "3 µs\n".encode()])
+def test_text_and_bytes_are_on_the_disk_before_they_replace_what_was_there(
+    path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes
 ) -> None:
     happened: list[str] = []
     sync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (happened.append("fsync"), sync(handle)))
     monkeypatch.setattr(os, "replace", lambda a, b: (happened.append("replace"), replace(a, b)))
-    write_atomically(path, "after")
+    write_atomically(path, content)
     assert happened == ["fsync", "replace"]
-    assert only_file(path.parent) == "after"
+    assert only_file(path.parent) == "3 µs\n"
 
 
 def test_a_file_keeps_its_permissions_and_those_of_a_new_one_follow_the_umask(path: Path) -> None:

@@ -82,7 +82,8 @@ def test_one_that_loads_early_with_a_compiler_measures_and_ctrl_c_is_not_its_bus
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "hung")]
+    ("number", "said"),
+    [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, r"hung: no response for \d+ s")],
 )
 def test_one_that_ends_or_falls_silent_while_it_measures_names_the_case(
     number: signal.Signals, said: str
@@ -148,14 +149,6 @@ def test_a_pattern_that_leaves_out_nothing_is_refused(
 
 
 # ---------------------------------------------------------------- a child process
-
-
-def test_a_process_that_says_nothing_is_ended() -> None:
-    child = Child(serving.hangs, None)
-    child.greet()
-    with pytest.raises(WorkerDied, match=r"hung: no response for 2 s"):
-        child.ask(("work",), lambda _key, _stage: None, 2.0)
-    child.close()
 
 
 def test_lines_that_differ_in_numbers_only_are_counted(capfd: pytest.CaptureFixture[str]) -> None:

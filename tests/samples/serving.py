@@ -1,9 +1,8 @@
-"""What a measuring process does with a request: hang, end, or raise."""
+"""What a measuring process does with a request: complain, end, or raise."""
 
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -26,13 +25,6 @@ def complains(pipe: Connection, lines: int) -> None:
     os.write(2, WATCHDOG + b"\nsomething else, unfinished")
     pipe.send(("ok", "ready"))
     pipe.recv()
-
-
-def hangs(pipe: Connection, _: object) -> None:
-    """Nothing happens any more."""
-    pipe.send(("ok", "ready"))
-    pipe.recv()
-    time.sleep(3600)
 
 
 def gives_up_while_idle(pipe: Connection, reason: str) -> None:
