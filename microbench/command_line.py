@@ -45,10 +45,7 @@ from microbench.stopping import Stopped, end
 
 FILE = click.Path(path_type=Path)
 ALL = "--help-all"
-SETTINGS: Any = {
-    "help_option_names": ["-h", "--help", ALL],
-    "max_content_width": 100,
-}  # of commands
+SETTINGS: Any = {"help_option_names": ["-h", "--help", ALL], "max_content_width": 100}
 OPTION = "option"  # the key of a field's metadata
 MAX_SEED = 2**31
 MAX_PROCESSES = 100
@@ -210,9 +207,7 @@ class Override:
         self.name, self.changes = name, changes
 
 
-OptionRow = (
-    str | Override | Callable[..., Any]
-)  # an option of a schema, or a click option of one command
+OptionRow = str | Override | Callable[..., Any]  # of a schema, or a click option
 
 
 def click_options(rows: Sequence[OptionRow], *schemas: type[Schema]) -> Callable[..., Any]:
@@ -243,9 +238,7 @@ def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
         sys.stdout.flush()  # while what fails can still be said
         return code
     except BrokenPipeError:
-        streams.redirect_to_null(
-            sys.stdout
-        )  # the reader of a pipe has gone; nothing is left to say
+        streams.redirect_to_null(sys.stdout)  # the reader of a pipe has gone
         return 1
     except OSError as error:
         return _complain(_refused(error), 2)

@@ -29,9 +29,7 @@ from microbench.run_output import STDOUT, check_outputs, command_line, now, run_
 from microbench.worker import Worker
 
 HANG_S = 60.0  # without news, beyond what sampling takes: the GPU hangs
-MeasuredGpu = tuple[
-    int, Json, list[GpuResult]
-]  # index of the GPU, its facts, what was measured of it
+MeasuredGpu = tuple[int, Json, list[GpuResult]]  # its index, its facts, what was measured
 
 
 def check_fleet(request: Request, threshold: str) -> int:

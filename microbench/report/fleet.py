@@ -54,9 +54,7 @@ class GpuResult:
     def of(self, result: Result) -> GpuResult:
         """A kernel's result on this GPU."""
         case, measurement = result.case, result.measurement
-        layout = (
-            "" if case.problem.layout == "nt" else case.problem.layout
-        )  # the usual one goes without saying
+        layout = "" if case.problem.layout == "nt" else case.problem.layout  # the usual one
         words = (case.precision_name, fmt.size(case), layout, case.backend)
         read = {name: getattr(measurement, name) for name in READ} if measurement else {}
         return replace(self, case=" ".join(filter(None, words)), work=result.flops,
