@@ -124,18 +124,34 @@ def multiplied(a: Quantised, b: Quantised, name: str, *, fast: bool) -> Tensor:
     if name in BLOCK_SCALED:
         return _block_scaled(a, b) if a.values.is_cuda else (a.exact @ b.exact.t()).bfloat16()
     if name == "fp8-block":
-        kinds, square = F.ScalingType, b.scales.shape[0] < b.values.shape[0]
-        more = -b.scales.shape[1] % PADDED_SCALES
-        scales = F.pad(b.scales, (0, more)).contiguous().t() if square else _by_column(b.scales)
-        kind = kinds.BlockWise128x128 if square else kinds.BlockWise1x128
-        return F.scaled_mm(
-            a.values, b.values.t(), _by_column(a.scales), kinds.BlockWise1x128, scales, kind,
-            output_dtype=torch.bfloat16,
-        )  # fmt: skip
+        return _blocks(a.values, b.values, a.scales, b.scales)
     return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
         a.values, b.values.t(), a.scales, b.scales.t(), out_dtype=torch.bfloat16,
         use_fast_accum=fast,
     )  # fmt: skip
+
+
+@torch.library.custom_op(
+    "halfway::blocks", mutates_args=(),
+    schema="(Tensor a, Tensor b, Tensor of_a, Tensor of_b) -> Tensor",
+)  # fmt: skip
+def _blocks(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> Tensor:
+    """a @ b transposed with scales `of_a`, `of_b`. Of one operation torch's compiler needs to know
+    no more than its result: it does not look into scaled_mm, and left casts beside it uncompiled.
+    """
+    kinds, square = F.ScalingType, of_b.shape[0] < b.shape[0]
+    more = -of_b.shape[1] % PADDED_SCALES
+    scales = F.pad(of_b, (0, more)).contiguous().t() if square else _by_column(of_b)
+    kind = kinds.BlockWise128x128 if square else kinds.BlockWise1x128
+    return F.scaled_mm(
+        a.contiguous(), b.contiguous().t(), _by_column(of_a), kinds.BlockWise1x128, scales, kind,
+        output_dtype=torch.bfloat16,
+    )  # fmt: skip
+
+
+@_blocks.register_fake
+def _(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16)
 
 
 def _block_scaled(a: Quantised, b: Quantised) -> Tensor:
