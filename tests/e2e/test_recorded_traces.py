@@ -24,15 +24,7 @@ from e2e.profile.step import step_of
 from e2e.profile.trace import OP, read_trace
 from e2e.profile.unprofiled import Unprofiled, steps_in
 from e2e.report.diagnosis import report
-from e2e.results.terms import (
-    COMPILATION,
-    FUSED_KERNELS,
-    IDLE,
-    LAYOUT,
-    MATRIX_PRODUCTS,
-    PRODUCT_TERMS,
-    RESIDUAL,
-)
+from e2e.results import terms
 from kernels.gpu_cards import Card
 from kernels.gpus import find_card
 from microbench.errors import UserError
@@ -78,7 +70,7 @@ def test_the_work_of_the_gpu_is_joined_to_what_launched_it(name: str) -> None:
     assert (step.trace.lost, step.on_cpu) == (0, False)
     assert 1 <= step.steps <= 3
     assert sum(step.recorded.values()) == step.end - step.start
-    work = [op for op in step.ops if op.term not in IDLE]
+    work = [op for op in step.ops if op.term not in terms.IDLE]
     assert sum(op.ns for op in work if op.ops) >= 0.99 * sum(op.ns for op in work)
     assert {op.phase for op in work} >= {"forward", "backward", "optimizer"}
     # A step without the profiler is its mean, and its work is as it was recorded.
@@ -112,7 +104,9 @@ def test_the_planted_cause_is_named_first_and_not_where_it_is_mended(name: str) 
 @pytest.mark.parametrize("name", ["odd_vocab", "fp32_island", "slow_loader-fixed"])
 def test_products_add_up_to_their_terms_and_none_is_faster_than_the_card(name: str) -> None:
     found, step = products_of(name), run_of(name).step
-    assert sum(p.ns for p in found) == sum(step.recorded.get(term, 0) for term in PRODUCT_TERMS)
+    assert sum(p.ns for p in found) == sum(
+        step.recorded.get(term, 0) for term in terms.PRODUCT_TERMS
+    )
     assert all(p.flops and p.bytes and p.floor_s and p.count == step.steps for p in found)
     assert all(1e9 * p.floor_s * p.count < p.kernel_ns for p in found if p.floor_s)
     # TF32 was off, so float32 is proved to have no Tensor Cores.
@@ -162,8 +156,8 @@ def test_a_cpu_s_compiled_code_has_products_by_layer_and_loops_of_its_own(name: 
     step, (run,) = step_of(read_trace(path)), diagnosis.diagnose([path]).runs
     assert step.on_cpu
     assert sum(step.recorded.values()) == step.end - step.start
-    assert COMPILATION not in step.recorded
-    phases = {op.phase for op in step.ops if op.term == FUSED_KERNELS}
+    assert terms.COMPILATION not in step.recorded
+    phases = {op.phase for op in step.ops if op.term == terms.FUSED_KERNELS}
     assert phases == {"forward", "backward"}
     multiplied = {(p.operator, p.phase) for p in run.products if p.flops}
     assert {("addmm", "forward"), ("mm", "backward")} <= multiplied
@@ -176,10 +170,10 @@ def test_compiled_products_match_in_pieces_too_and_a_recompilation_is_of_no_usua
     assert found.aligned is not None
     assert found.aligned.alike > 0.5
     (run,) = diagnosis.diagnose([COMPILED / "recompiled.json.gz"]).runs
-    assert run.ms(COMPILATION) > 0.5 * run.step_ms
+    assert run.ms(terms.COMPILATION) > 0.5 * run.step_ms
     assert "in the recorded steps alone" in run.ruined[0], "steps take 34 ms, and it took 24 s"
     # Tensors that dynamo only traces with are no work of the step.
-    assert run.ms(MATRIX_PRODUCTS) < 0.1 * run.step_ms
+    assert run.ms(terms.MATRIX_PRODUCTS) < 0.1 * run.step_ms
 
 
 class Part(nn.Linear):
@@ -198,7 +192,7 @@ def test_the_recorder_s_hooks_are_not_compiled_in_the_steps(tmp_path: Path) -> N
     trace = read_trace(out)
     assert any(op.name.startswith("Torch-Compiled Region") for op in trace.spans[OP])
     assert not any(is_compiling(op) for op in trace.spans[OP])
-    assert COMPILATION not in step_of(trace).recorded
+    assert terms.COMPILATION not in step_of(trace).recorded
 
 
 # ---------------------------------------------------------------- what the pages quote
@@ -212,9 +206,10 @@ def published(name: str) -> tuple[Traced, ...]:
 
 def test_the_page_quotes_what_was_published() -> None:
     base, other = published("nchw")
-    saved, more = other.step_ms - base.step_ms, other.ms(LAYOUT) - base.ms(LAYOUT)
+    saved, more = other.step_ms - base.step_ms, other.ms(terms.LAYOUT) - base.ms(terms.LAYOUT)
     rest = (
-        next(float(one.ns) for one in diagnosis.changes(base, other) if one.term == RESIDUAL) / 1e6
+        next(float(one.ns) for one in diagnosis.changes(base, other) if one.term == terms.RESIDUAL)
+        / 1e6
     )
     assert f"is {saved:.2f} ms longer: layout changes take {more:.2f} ms more" in PAGE
     assert f"and {rest:.2f} ms are unexplained" in PAGE

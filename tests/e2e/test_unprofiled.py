@@ -22,17 +22,8 @@ from e2e.profile.trace import read_trace
 from e2e.profile.training_steps import traced_step
 from e2e.profile.unprofiled import Unprofiled, mean_interval, steps_in
 from e2e.report.diagnosis import report
+from e2e.results import terms
 from e2e.results.ledger import ledger
-from e2e.results.terms import (
-    LAUNCH,
-    LOADER,
-    MATRIX_PRODUCTS,
-    PYTHON,
-    RESIDUAL,
-    SYNC,
-    TracedPart,
-    TracedStep,
-)
 from e2e.training.float8 import convert
 
 approx = pytest.approx
@@ -74,8 +65,8 @@ def test_terms_are_the_mean_step_work_as_recorded_and_idle_time_what_is_left(
     works = 2 * (2 * MS + 40 * US)
     assert run.whole_ns - run.idle_ns == approx(min(works, run.whole_ns), abs=4)
     for term, ns in run.terms.items():  # none is far longer than it was recorded, but for these
-        assert term in (LOADER, RESIDUAL) or ns <= 1.5 * run.step.recorded[term] + 1
-    assert run.terms.get(LOADER, 0) <= 2 * waits * mean_ns + 1
+        assert term in (terms.LOADER, terms.RESIDUAL) or ns <= 1.5 * run.step.recorded[term] + 1
+    assert run.terms.get(terms.LOADER, 0) <= 2 * waits * mean_ns + 1
 
 
 @pytest.mark.parametrize(
@@ -91,10 +82,10 @@ def test_the_profiler_s_time_is_cut_from_what_it_slows(
                tmp_path)  # fmt: skip
     assert run.step.named is not None
     ms = {term: ns / 2e6 for term, ns in run.terms.items()}
-    assert ms[RESIDUAL] == approx(1, abs=0.05)
-    assert ms[LOADER] == approx(0.5, abs=0.01)
-    assert ms.get(PYTHON, 0) == approx(own_ms, abs=0.05)
-    assert ms.get(LAUNCH, 0) + ms.get(SYNC, 0) == approx(launch_ms, abs=0.05)
+    assert ms[terms.RESIDUAL] == approx(1, abs=0.05)
+    assert ms[terms.LOADER] == approx(0.5, abs=0.01)
+    assert ms.get(terms.PYTHON, 0) == approx(own_ms, abs=0.05)
+    assert ms.get(terms.LAUNCH, 0) + ms.get(terms.SYNC, 0) == approx(launch_ms, abs=0.05)
 
 
 def test_two_recordings_of_other_work_are_not_joined(tmp_path: Path) -> None:
@@ -105,7 +96,7 @@ def test_two_recordings_of_other_work_are_not_joined(tmp_path: Path) -> None:
     run = seen(recorded(played, times=recorded(other)), tmp_path)
     assert run.step.named is None
     both = seen(recorded(played, times=recorded(played)), tmp_path)
-    assert (both.step.matched, both.step.recorded[MATRIX_PRODUCTS]) == (1, 4 * MS)
+    assert (both.step.matched, both.step.recorded[terms.MATRIX_PRODUCTS]) == (1, 4 * MS)
 
 
 @pytest.mark.parametrize("junk", [None, "x", -7, [], {}, 10**30, float("inf")])
@@ -121,7 +112,7 @@ def test_a_damaged_recording_of_kernels_alone_leaves_that_with_names(
         for row in (junk, *damaged):
             made.header["halfway"]["times"] = times | {name: [row, *others]}
             run = diagnose([made.write(tmp_path / "t.json")]).runs[0]
-            assert run.ruined or run.ms(MATRIX_PRODUCTS) == approx(2, abs=0.05)
+            assert run.ruined or run.ms(terms.MATRIX_PRODUCTS) == approx(2, abs=0.05)
 
 
 def test_launches_behind_a_read_are_its_cost_and_on_a_cpu_shares_stay_as_recorded(
@@ -135,13 +126,13 @@ def test_launches_behind_a_read_are_its_cost_and_on_a_cpu_shares_stay_as_recorde
         made = Made(header={"halfway": {"lead_in": 1, "traced": 1, "bare_s": [bare_ms / 1e3] * 4}})
         made.steps(10 * MS, 20 * MS)
         made.op("aten::mm", 12 * MS, 18 * MS)
-        whole = {MATRIX_PRODUCTS: 0.6 * bare_ms * MS, PYTHON: 0.4 * bare_ms * MS}
+        whole = {terms.MATRIX_PRODUCTS: 0.6 * bare_ms * MS, terms.PYTHON: 0.4 * bare_ms * MS}
         assert seen(made, tmp_path).terms == whole
     # At most as long as the CPU waits: by the bare steps where they were timed.
     for wait_s, held_ms in ((0.0001, 0.1), (0.5, 0.777)):
         reads = [["train.py:12", "item", 20, 20 * wait_s]]
         run = seen(recorded(played, reads=reads), tmp_path)
-        lost = run.terms.get(SYNC, 0) / 2e6
+        lost = run.terms.get(terms.SYNC, 0) / 2e6
         assert run.held_up_ns / 2e6 == approx(held_ms - lost, abs=0.003)
     costs = {one.cause: one.ms for one in said(tmp_path, reads=reads).findings}
     assert costs["sync"] == approx(0.78, abs=0.03)
@@ -231,7 +222,7 @@ def step_of(model: nn.Module) -> Callable[[], object]:
     return step
 
 
-def recorded_of(model: nn.Module, *, autocast: bool = False) -> TracedStep:
+def recorded_of(model: nn.Module, *, autocast: bool = False) -> terms.TracedStep:
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found = traced_step(step_of(model), model, 2, named=True)
     assert (found.steps, found.launches) == (2, 0), "no device"
@@ -239,8 +230,8 @@ def recorded_of(model: nn.Module, *, autocast: bool = False) -> TracedStep:
     return found
 
 
-def products_of(traced: TracedStep) -> dict[str, TracedPart]:
-    return {part.layer: part for part in traced.parts if part.term == MATRIX_PRODUCTS}
+def products_of(traced: terms.TracedStep) -> dict[str, terms.TracedPart]:
+    return {part.layer: part for part in traced.parts if part.term == terms.MATRIX_PRODUCTS}
 
 
 def test_recorded_steps_add_up_a_slow_layer_is_first_and_is_named_alike_over_several_gpus() -> None:
@@ -249,7 +240,7 @@ def test_recorded_steps_add_up_a_slow_layer_is_first_and_is_named_alike_over_sev
     assert (layer, part.dtype) == ("2", "float32")
     base = arm("fp32", 1e9 / plain.window_ns * 2 * 256, traced=plain)
     other = arm("amp", 1e9 / slow.window_ns * 2 * 256, traced=slow)
-    changed = next(x for x in ledger(base, other) if x.term == MATRIX_PRODUCTS)
+    changed = next(x for x in ledger(base, other) if x.term == terms.MATRIX_PRODUCTS)
     assert changed.ms > 0
     assert changed.detail.partition("; ")[2].startswith("2 +")
     wrapped = nn.DataParallel(network(1))  # with no GPU it calls the model

@@ -13,22 +13,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kernels import OPS
+from kernels import OPS, checking
 from kernels.case import Case, Target
-from kernels.checking import (
-    CHECKSUM_SLACK,
-    CHECKSUMS,
-    RENEWED_BYTES,
-    poison,
-    random_signs,
-    ratio,
-    relative_error,
-    renewal,
-    results,
-    total_error,
-    typical,
-    unwritten,
-)
 from kernels.data import OperandPool
 from kernels.gemm import Gemm
 from kernels.gemm.operands import Operands
@@ -43,30 +29,30 @@ numbers = st.lists(st.floats(-1e3, 1e3).filter(lambda x: x == 0 or abs(x) > 1e-3
 def test_a_ratio_is_of_the_norms(values: list[float], factor: float) -> None:
     reference = torch.tensor(values, dtype=torch.float64)
     norm = float(np.linalg.norm(values))
-    found = ratio(factor * reference, reference)
+    found = checking.ratio(factor * reference, reference)
     assert found == pytest.approx(abs(factor) if norm else 0.0)
     zero = torch.zeros_like(reference)
-    assert ratio(reference, zero) == pytest.approx(norm)
-    assert ratio(zero, reference) == 0
+    assert checking.ratio(reference, zero) == pytest.approx(norm)
+    assert checking.ratio(zero, reference) == 0
 
 
 @example([0.25, 0.25])
 @example([0.0, 0.0])
 @given(numbers)
 def test_the_typical_size_is_the_root_mean_square(values: list[float]) -> None:
-    found = float(typical(torch.tensor(values, dtype=torch.float64)))
+    found = float(checking.typical(torch.tensor(values, dtype=torch.float64)))
     assert found == pytest.approx(float(np.sqrt(np.mean(np.square(values)))) or 1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int32])
 def test_what_was_not_written_is_counted(dtype: torch.dtype) -> None:
     output = torch.zeros(6, 7, dtype=dtype)
-    poison(output)
-    assert unwritten(output) == 42
+    checking.poison(output)
+    assert checking.unwritten(output) == 42
     output[1:3, 2:5] = 1
-    assert unwritten(output) == 36
+    assert checking.unwritten(output) == 36
     output[:] = torch.arange(-21, 21).reshape(6, 7)
-    assert unwritten(output) == 0
+    assert checking.unwritten(output) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int8, torch.float8_e4m3fn])
@@ -77,7 +63,7 @@ def test_new_operands_are_the_values_of_the_old_ones_in_other_places(dtype: torc
     for tensor in (small, image):
         before, place = tensor.double(), tensor.data_ptr()
         seen = {str(before.tolist())}
-        renew = renewal((large, tensor))
+        renew = checking.renewal((large, tensor))
         for _ in range(8):
             renew()
             seen.add(str(tensor.double().tolist()))
@@ -88,31 +74,33 @@ def test_new_operands_are_the_values_of_the_old_ones_in_other_places(dtype: torc
 
 
 def test_of_a_large_operand_a_part_is_new_and_signs_are_as_many_of_each_with_a_slack() -> None:
-    rows = torch.arange(RENEWED_BYTES).reshape(-1, 1024)  # int64: eight times what is renewed
+    rows = torch.arange(checking.RENEWED_BYTES).reshape(
+        -1, 1024
+    )  # int64: eight times what is renewed
     before = rows.clone()
-    renew = renewal((rows, rows))
+    renew = checking.renewal((rows, rows))
     renew()
     renew()  # one alone may stay where it is
     changed = (rows != before).any(dim=1)
     assert changed[: len(rows) // 8].all()
     assert not changed[len(rows) // 8 :].any()
     one = torch.ones(1, 1)
-    renewal((one, one))()
+    checking.renewal((one, one))()
     assert one.item() == 1
     torch.manual_seed(0)
-    signs = random_signs(20_000, CPU)
-    assert signs.shape == (20_000, CHECKSUMS)
+    signs = checking.random_signs(20_000, CPU)
+    assert signs.shape == (20_000, checking.CHECKSUMS)
     assert signs.dtype == torch.float64
     assert set(signs.unique().tolist()) == {-1.0, 1.0}
     assert float(signs.mean(0).abs().max()) < 0.03
     assert all(not torch.equal(a, b) for a, b in pairwise(signs.t()))
     # Sums of a right product's rounding, over thousands of rows, in units of their spread.
-    rows = 10_000 * CHECKSUMS
+    rows = 10_000 * checking.CHECKSUMS
     largest = [
         float(np.abs(np.random.default_rng(i).standard_normal(rows)).max()) for i in range(9)
     ]
-    assert 1.25 * np.median(largest) < CHECKSUM_SLACK < 1.5 * np.median(largest)
-    assert max(largest) < CHECKSUM_SLACK
+    assert 1.25 * np.median(largest) < checking.CHECKSUM_SLACK < 1.5 * np.median(largest)
+    assert max(largest) < checking.CHECKSUM_SLACK
 
 
 @pytest.mark.parametrize(
@@ -124,9 +112,9 @@ def test_of_a_large_operand_a_part_is_new_and_signs_are_as_many_of_each_with_a_s
 def test_another_shape_or_type_is_refused(returned: torch.Tensor) -> None:
     output = torch.zeros(2, 4)
     with pytest.raises(ValueError, match="returned"):
-        results(returned, [output])
-    assert results(None, [output])[0] is output
-    assert results(right := torch.ones(2, 4), [output])[0] is right
+        checking.results(returned, [output])
+    assert checking.results(None, [output])[0] is output
+    assert checking.results(right := torch.ones(2, 4), [output])[0] is right
 
 
 # ---------------------------------------------------------------- what an exception says, in a line
@@ -228,11 +216,11 @@ def operands(name: str, error: float = 0.0, seed: int = 1) -> Operands:
 @pytest.mark.parametrize("name", FLOATS)
 def test_an_error_is_found_from_the_tolerance_on(name: str) -> None:
     kind, tolerance = PRECISIONS[name], 2.0 ** TOLERANCE_BITS[name]
-    rounding = relative_error(operands(name))
+    rounding = checking.relative_error(operands(name))
     assert rounding < 0.5 * tolerance
     for size, passes in ((0.8, True), (1.2, False)):
         planted = (max(0.0, (size * tolerance) ** 2 - rounding**2)) ** 0.5
-        found = relative_error(operands(name, planted))
+        found = checking.relative_error(operands(name, planted))
         assert found == pytest.approx(size * tolerance, rel=0.03)
         assert (found <= kind.rel_tolerance) == passes
 
@@ -243,11 +231,11 @@ def test_the_errors_size_is_what_was_planted(name: str) -> None:
     product = wrong.a.double() @ wrong.b.double()
     exact = float((wrong.c.double() - product).norm() / product.norm())
     assert exact == pytest.approx(0.3, rel=0.05)
-    assert relative_error(wrong) == pytest.approx(exact, rel=1e-9)
+    assert checking.relative_error(wrong) == pytest.approx(exact, rel=1e-9)
     a, b = (matrix[:, :, 0, 0].double() for matrix in wrong.samples[0].drawn.values())
     drawn = a @ b.t()
     total = float((wrong.c.double() / wrong.scale - drawn).norm() / drawn.norm())
-    assert total_error(wrong) == pytest.approx(total)
+    assert checking.total_error(wrong) == pytest.approx(total)
 
 
 def test_only_another_arithmetic_is_below_the_least_error() -> None:
@@ -256,6 +244,6 @@ def test_only_another_arithmetic_is_below_the_least_error() -> None:
     made, tf32 = operands("tf32"), PRECISIONS["tf32"]
     bits = (matrix.contiguous().view(torch.int32) for matrix in (made.a, made.b))
     a, b = (((one + (1 << 12)) & -(1 << 13)).view(torch.float32) for one in bits)
-    rounded = relative_error(replace(made, c=(a.double() @ b.double()).float()))
-    assert relative_error(made) < tf32.least_error / 100
+    rounded = checking.relative_error(replace(made, c=(a.double() @ b.double()).float()))
+    assert checking.relative_error(made) < tf32.least_error / 100
     assert 10 * tf32.least_error < rounded < tf32.rel_tolerance / 4

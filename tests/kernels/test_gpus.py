@@ -9,18 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from kernels import gpus
 from kernels.gpu_cards import CARDS, GIGA, TERA, Card
-from kernels.gpus import (
-    ARCHITECTURES,
-    HOPPER,
-    LINE_BYTES,
-    SECTOR_BYTES,
-    UNKNOWN,
-    architecture,
-    find_card,
-    flop_per_clock,
-    has_tma,
-)
 from kernels.precision import PRECISIONS, Capability
 
 GEFORCE = {"GeForce RTX 3090", "GeForce RTX 4090", "GeForce RTX 5090"}
@@ -84,7 +74,7 @@ def test_every_gpu_is_there_once_and_twins_differ_in_their_memory_alone() -> Non
     assert set(BY_TITLE) == set(GEOMETRY)
     assert len(BY_TITLE) == len(CARDS)
     assert len(set(ALL_NAMES)) == len(ALL_NAMES)
-    assert {card.capability for card in CARDS} <= set(ARCHITECTURES)
+    assert {card.capability for card in CARDS} <= set(gpus.ARCHITECTURES)
     for small, large in (("A100 SXM4 40GB", "A100 SXM4 80GB"), ("H100 SXM", "H200 SXM")):
         assert BY_TITLE[small].flop_per_s == BY_TITLE[large].flop_per_s
         assert BY_TITLE[small].simt_flop_per_s == BY_TITLE[large].simt_flop_per_s
@@ -116,7 +106,7 @@ def test_rates_are_width_times_clock(card: Card) -> None:
     tensor_mhz = geometry.tensor_clock_mhz or geometry.clock_mhz
     assert card.sms == geometry.sms
     widths = {"fp32": 2 * geometry.fp32_lanes, "fp16": geometry.fp16_flop_per_clock}
-    known = flop_per_clock(card.capability, card.match[0])
+    known = gpus.flop_per_clock(card.capability, card.match[0])
     assert known or card.title == "T4"
     for name, per_clock in [*widths.items(), *known.items()]:
         clock_mhz = geometry.clock_mhz if name in ("fp64", "fp32") else tensor_mhz
@@ -175,12 +165,12 @@ OTHERS = (
 def test_spacing_alone_is_ignored_and_no_other_part_taken_for_a_known_one(
     name: str, space: str
 ) -> None:
-    assert [find_card(other) for other in OTHERS] == [None] * len(OTHERS)
-    card = find_card(name)
+    assert [gpus.find_card(other) for other in OTHERS] == [None] * len(OTHERS)
+    card = gpus.find_card(name)
     assert card is not None
     assert name in card.match
-    assert find_card(space + name + space) is card
-    assert find_card(name.replace(" ", " " + space)) is card
+    assert gpus.find_card(space + name + space) is card
+    assert gpus.find_card(name.replace(" ", " " + space)) is card
 
 
 @given(st.sampled_from(ALL_NAMES), st.text(max_size=12), st.text(max_size=12), st.data())
@@ -189,7 +179,7 @@ def test_the_whole_name_is_wanted(name: str, before: str, after: str, data: st.D
     part = name[start : data.draw(st.integers(start, len(name)))]
     for other in (before + name + after, part):
         assume(" ".join(other.split()) not in ALL_NAMES)
-        assert find_card(other) is None
+        assert gpus.find_card(other) is None
 
 
 # ---------------------------------------------------------------- architectures
@@ -205,21 +195,24 @@ SHARED_KB = {
 
 
 def test_each_capability_has_its_own_facts_and_others_the_least_since_ampere() -> None:
-    for capability, found in ARCHITECTURES.items():
-        assert architecture(capability) is found
+    for capability, found in gpus.ARCHITECTURES.items():
+        assert gpus.architecture(capability) is found
         shared = found.sm_shared_bytes / 1024, found.block_shared_bytes / 1024
         assert shared == SHARED_KB[capability]
         assert found.sm_registers == 64 * 1024
         assert all(rate.bit_count() == 1 for rate in found.flop_per_clock.values())
         assert found.l2_in_halves == (capability in ((8, 0), (9, 0)))
-    assert HOPPER is architecture((9, 0))
-    assert LINE_BYTES == 4 * SECTOR_BYTES == 128
-    assert [has_tma(each) for each in ((8, 9), (9, 0), (10, 0), (12, 0))] == [False, *[True] * 3]
+    assert gpus.HOPPER is gpus.architecture((9, 0))
+    assert gpus.LINE_BYTES == 4 * gpus.SECTOR_BYTES == 128
+    assert [gpus.has_tma(each) for each in ((8, 9), (9, 0), (10, 0), (12, 0))] == [
+        False,
+        *[True] * 3,
+    ]
     for capability in (None, (0, 0), (6, 1), (99, 0)):
-        assert architecture(capability) is UNKNOWN
-    assert (UNKNOWN.flop_per_clock, UNKNOWN.l2_in_halves) == ({}, False)
+        assert gpus.architecture(capability) is gpus.UNKNOWN
+    assert (gpus.UNKNOWN.flop_per_clock, gpus.UNKNOWN.l2_in_halves) == ({}, False)
     blocks = [block for capability, (_, block) in SHARED_KB.items() if capability >= (8, 0)]
-    assert UNKNOWN.block_shared_bytes == 1024 * min(blocks)
+    assert gpus.UNKNOWN.block_shared_bytes == 1024 * min(blocks)
 
 
 @pytest.mark.parametrize(
@@ -237,4 +230,4 @@ def test_each_capability_has_its_own_facts_and_others_the_least_since_ampere() -
 def test_blocks_share_the_registers_and_the_memory_of_an_sm(
     capability: Capability, threads: int, accumulators: float, shared: int, blocks: int
 ) -> None:
-    assert architecture(capability).blocks_per_sm(threads, accumulators, shared) == blocks
+    assert gpus.architecture(capability).blocks_per_sm(threads, accumulators, shared) == blocks
