@@ -79,27 +79,6 @@ def test_sizes_have_as_many_numbers_as_their_rank(
         parse_sizes(text, "--channels", rank)
 
 
-@pytest.mark.parametrize(
-    ("said", "texts"),
-    [
-        ("empty", ["", ",", "64,,128", "64,"]),
-        ("at least 1", ["0", "-64", "0..64", "64x0x64", "64x-1x64"]),
-        ("256..8192", ["8192..256"]),
-        ("never reaches", ["64..128:+0", "64..128:*1", "64..128:*0", "64..128:+-8"]),
-        ("cannot read", ["64..", "..64", "64...128", "64..128:8", "64x64", "64x64x64x64", "big",
-                         "6.5", "64;128", "64 128", "64\n128"]),
-        ("4096", ["1..100000:+1", "1..1000000000000:+1", "1..3000:+1,\n4001..7000:+1"]),
-        ("", ["9" * 5000]),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_one_line_with_what_to_write(said: str, texts: list[str]) -> None:
-    for text in texts:
-        with pytest.raises(UserError) as caught:
-            parse_sizes(text)
-        assert said in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-
 @given(st.text(alphabet="0123456789.,:x+*- \n", max_size=24))
 def test_any_text_gives_sizes_or_one_line(text: str) -> None:
     said, sizes = "", []
