@@ -140,7 +140,7 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
     """A line a precision, for the most tokens: from which features it pays, by how it is launched,
     and what its products gain without casts.
     """
-    pays, gains = dict[str, list[str]](), dict[str, list[str]]()
+    pays, gains = dict[str, list[str]](), dict[str, dict[str, str]]()
     unclear: dict[str, float] = {}
     every = [payoff for some in maps.values() for payoff in some]
     most = max(every, key=lambda payoff: (len(payoff.rows) > 1, _across(payoff)))
@@ -157,12 +157,14 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
             pays.setdefault(name, []).append(f"{_pays(payoff)} {how}")
         else:
             ratio = known_ratio([row.ratio for row in payoff.rows])
-            gains.setdefault(name, []).append(f"{ratio} ({how})")
+            gains.setdefault(name, {})[how] = ratio
     lines: list[Line] = []
     for name in dict.fromkeys((*pays, *gains)):
         texts = [f"pays {', '.join(pays[name])}"] if name in pays else []
         if name in gains:
-            texts.append(f"is {', '.join(gains[name])} times as fast as {most.baseline}")
+            (how, ratio), *more = gains[name].items()
+            also = [f", {ratio} {how}" for how, ratio in more]
+            texts.append(f"is {ratio} times as fast as {most.baseline} {how}{''.join(also)}")
         lines.append(Line("", f"{name} {'; it '.join(texts)}"))
     if lines:
         device, fewer = run.device_name, len({*map(_across, every)}) > 1
@@ -200,9 +202,8 @@ def _pays(payoff: Payoff) -> str:
     """ "from 2048x8192 features on and at 2048", "at every width"."""
     if payoff.start == 0:
         return "at every width"
-    below = [
-        fmt.size(row.result.case) for row in payoff.rows[: payoff.start] if row.gain == "faster"
-    ]
+    before = payoff.rows[: payoff.start]
+    below = [fmt.size(row.result.case) for row in before if row.gain == "faster"]
     parts = [f"from {payoff.first_faster} features on"] if payoff.first_faster else []
     parts += [f"at {fmt.listed(below)}"] if below else []
     return fmt.joined(parts) or "at no width"
@@ -219,6 +220,7 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
             (tokens,) = _across(one)
             if len(one.rows) > 1:
                 even = _break_even(one).replace("-", "not seen")
+                even = "none, faster at every width" if one.start == 0 else even
                 ends.setdefault(name, {}).setdefault(tokens, []).append(f"{subject} {even}".strip())
             for result, ratio, _ in one.rows:
                 size = fmt.size(result.case)
@@ -287,9 +289,7 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
 
 def _widths(of_map: Sequence[Payoff]) -> list[str]:
     """The channels that the map has, narrowest first."""
-    return sorted(
-        {fmt.size(row.result.case) for payoff in of_map for row in payoff.rows}, key=_area
-    )
+    return sorted({fmt.size(row.result.case) for p in of_map for row in p.rows}, key=_area)
 
 
 def _map(key: Map, of_map: Sequence[Payoff]) -> Part:
@@ -320,9 +320,8 @@ def _break_even(payoff: Payoff) -> str:
     """Between the last width at which it is slower, and the first from which it stays faster, each
     by the whole interval: "64..128"; "<= 8" or "> 512" where the other end was not measured.
     """
-    slower = [
-        fmt.size(row.result.case) for row in payoff.rows[: payoff.start] if row.gain == "slower"
-    ]
+    before = payoff.rows[: payoff.start]
+    slower = [fmt.size(row.result.case) for row in before if row.gain == "slower"]
     if not payoff.first_faster:
         return f"> {slower[-1]}" if slower else "-"
     return f"{slower[-1]}..{payoff.first_faster}" if slower else f"<= {payoff.first_faster}"
