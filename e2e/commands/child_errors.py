@@ -67,10 +67,10 @@ class PassedOn:
                 _write(b"(%d more lines as: %s)" % (more, kind))
 
     def _take(self, line: bytes) -> None:
-        words = _WORDS.match(line)
-        self._in_stack = line == _WATCHDOG or (self._in_stack and bool(words or _STACK.match(line)))
+        match = _WORDS.match(line)
+        self._in_stack = line == _WATCHDOG or (self._in_stack and bool(match or _STACK.match(line)))
         if self._in_stack:
-            self.watchdog = words[1].decode(errors="replace") if words else self.watchdog
+            self.watchdog = match[1].decode(errors="replace") if match else self.watchdog
             return
         kind = _NUMBER.sub(b"N", line)
         self._seen[kind] += 1

@@ -60,8 +60,8 @@ class Script:
         """The options of `halfway diagnose` that are not as by default: ["--prove"]."""
         numbers = ("after", "bare", "traced")
         given = [name for name in numbers if getattr(self, name) != getattr(Script, name)]
-        words = [word for name in given for word in (f"--{name}", str(getattr(self, name)))]
-        return words + ["--prove"] * self.prove
+        flags = [word for name in given for word in (f"--{name}", str(getattr(self, name)))]
+        return flags + ["--prove"] * self.prove
 
     def words(self) -> list[str]:
         """What starts it, without folders: ["torchrun", "train.py"]."""

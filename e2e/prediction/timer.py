@@ -141,7 +141,7 @@ def _warm_up(call: _Ready, device: torch.device) -> None:
 
 def _on_cpu(ready: Sequence[_Ready]) -> dict[int, CallTime]:
     """A CPU runs a call before it returns: all of the time is the device's."""
-    times_s: dict[int, list[float]] = {one.place: [] for one in ready}
+    times_s: dict[int, list[float]] = {call.place: [] for call in ready}
     for call in CPU_LAUNCHES * list(ready):
         call.replay.restore()
         began_s = time.perf_counter()

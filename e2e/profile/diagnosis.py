@@ -436,7 +436,7 @@ def missing(run: Unprofiled) -> Iterator[str]:
     notes = trace.spans[NOTE]
     at = [note.start for note in notes if note.name.startswith(UPDATES)]
     marks = [note for note in notes if note.name.startswith(STEP)][1 : 1 + step.steps]
-    counts = {sum(mark.start <= one < mark.end for one in at) for mark in marks}
+    counts = {sum(mark.start <= moment < mark.end for moment in at) for mark in marks}
     if "lead_in" in trace.facts and len(counts) > 1:
         yield (
             f"Optimizers step {min(counts)} to {max(counts)} times in a recorded step: steps "

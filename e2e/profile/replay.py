@@ -155,8 +155,8 @@ def _padded(calls: Sequence[Repeated], tf32: bool) -> Iterator[Pair]:
 
 def _left_in_float32(calls: Sequence[Repeated], _tf32: bool) -> Iterator[Pair]:
     """Products that stayed in float32 beside others in half precision, in that precision."""
-    products = [one for one in calls if one.call.operator in _PRODUCTS]
-    half = next((d for one in products if (d := _dtype(one.call)) in HALVES), None)
+    products = [repeated for repeated in calls if repeated.call.operator in _PRODUCTS]
+    half = next((d for repeated in products if (d := _dtype(repeated.call)) in HALVES), None)
     for repeated in products if half else ():
         if _dtype(repeated.call) == "float32":
             yield Pair(repeated, _cast(repeated.call, ("float32",), half), f"in {half}")

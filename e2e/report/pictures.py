@@ -240,7 +240,7 @@ def waterfall_rows(arm: Training, label: str) -> list[Json]:
     """A bar a line of the ledger, in ms, small terms folded; whole steps begin at 0."""
     *terms, whole = changes(arm, fold=True)
     first_ms, last_ms = whole.base_ms or 0.0, whole.other_ms or 0.0
-    ends = list(accumulate((one.ms for one in terms), initial=first_ms))
+    ends = list(accumulate((change.ms for change in terms), initial=first_ms))
     word = step_word(arm)
     bars = [(f"{base_name(arm)} {word}", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
     for change, start, end in zip(terms, ends, ends[1:], strict=False):

@@ -156,7 +156,7 @@ def _odd_intervals(training: Training) -> Iterator[str]:
     ratios = {f"speedup.{name}": ratio for name, ratio in training.speedup.items()}
     for i, part in enumerate(training.fp8_gains):
         ratios |= {
-            f"fp8_gains[{i}].layers[{j}].gain": one.gain for j, one in enumerate(part.layers)
+            f"fp8_gains[{i}].layers[{j}].gain": layer.gain for j, layer in enumerate(part.layers)
         }
         ratios |= {f"fp8_gains[{i}].gain": part.gain} if part.gain else {}
     for name, ratio in ratios.items():
