@@ -37,7 +37,7 @@ BUDGET_S = 2.0  # of sampling, a callable
 
 
 def _fields_of(measured: types.Run | types.Measurement) -> dict[str, Any]:
-    return {column.name: getattr(measured, column.name) for column in fields(measured)}
+    return {entry.name: getattr(measured, entry.name) for entry in fields(measured)}
 
 
 @dataclass(frozen=True)
@@ -265,10 +265,7 @@ def compare_arms(
             for variant in sampled
         }
     made.forget()
-    named = {
-        name: Measurement(**_fields_of(measurement), name=name)
-        for name, measurement in found.items()
-    }
+    named = {name: Measurement(**_fields_of(timed), name=name) for name, timed in found.items()}
     first, *others = (
         [[t - made.overhead_s for t in block.times_s] for block in variant.blocks]
         for variant in sampled

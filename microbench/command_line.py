@@ -113,15 +113,15 @@ def options_of(*schemas: type[Schema]) -> Mapping[str, Option]:
     options: dict[str, Option] = {}
     for schema in schemas:
         hints = get_type_hints(schema)
-        for column in fields(schema):
-            option: Option | None = column.metadata.get(OPTION)
+        for entry in fields(schema):
+            option: Option | None = entry.metadata.get(OPTION)
             if option is None:
                 continue
             default = option.default
             if default is AS_FIELD:
-                default = None if column.default is MISSING else column.default
-            kind = option.type or _plain(hints[column.name])
-            options[column.name] = replace(option, name=column.name, default=default, type=kind)
+                default = None if entry.default is MISSING else entry.default
+            kind = option.type or _plain(hints[entry.name])
+            options[entry.name] = replace(option, name=entry.name, default=default, type=kind)
     return options
 
 
@@ -141,7 +141,7 @@ def check_options(words: Mapping[str, Any], *schemas: type[Schema]) -> None:
 
 def filled(schema: type[S], words: Mapping[str, Any], **others: Any) -> S:
     """The dataclass made from those words that are its fields, and from others."""
-    known = {column.name: words[column.name] for column in fields(schema) if column.name in words}
+    known = {entry.name: words[entry.name] for entry in fields(schema) if entry.name in words}
     return schema(**(known | others))
 
 
@@ -334,10 +334,8 @@ class Command(click.Command):
     either: ClassVar[Sequence[frozenset[str]]] = ()
     values: ClassVar[Mapping[str, Collection[str]]] = {"dtype": (*PRECISIONS, *ALIASES)}
 
-    def __init__(
-        self, *words: Any, first: Mapping[str, str] | None = None, **settings: Any
-    ) -> None:
-        super().__init__(*words, **{"epilog": EXIT if first else "", **settings})
+    def __init__(self, *words: Any, first: Mapping[str, str] | None = None, **more: Any) -> None:
+        super().__init__(*words, **{"epilog": EXIT if first else "", **more})
         self._first = first or {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -358,9 +356,7 @@ class Command(click.Command):
 
     def meant(self, word: str) -> str:
         """What an unknown word was perhaps meant to be: "; did you mean --batch?"."""
-        known = [
-            spelling for param in self.params for spelling in (*param.opts, *param.secondary_opts)
-        ]
+        known = [word for param in self.params for word in (*param.opts, *param.secondary_opts)]
         near = FOREIGN.get(word, "")
         if near.partition(" ")[0] in known or near.startswith(SHOW):
             return f"; did you mean {near}?"

@@ -215,11 +215,8 @@ def report_of_findings(findings: Sequence[Finding]) -> parts.Report:
         if graded:
             named = ", ".join(finding.name for finding in graded)
             lines.append(parts.Line("", f"{fmt.count(len(graded), level)} ({named}): {meaning}"))
-            lines += [
-                parts.Line("Do", f"{finding.name}: {finding.remedy}")
-                for finding in graded
-                if finding.remedy
-            ]
+            remedies = [f"{finding.name}: {finding.remedy}" for finding in graded if finding.remedy]
+            lines += [parts.Line("Do", remedy) for remedy in remedies]
     rows: list[parts.Row] = []
     for finding in sorted(findings, key=lambda finding: [*styles].index(finding.level)):
         more = f"; {finding.remedy}" if finding.level == "note" and finding.remedy else ""

@@ -258,9 +258,8 @@ class PayoffRequest(ConvRequest):
             if not (features := [(k, n) for _, n, k in products]):
                 raise UserError(f"--shapes {named} has no linear layers")
         elif self.shapes:
-            return [
-                _group_of(problem, variants, data) for problem in read_shapes(self.op, self.shapes)
-            ]
+            problems = read_shapes(self.op, self.shapes)
+            return [_group_of(problem, variants, data) for problem in problems]
         else:
             features = sweep.parse_sizes(self.channels, "--channels", rank=2)
         return [
@@ -468,9 +467,7 @@ def check_without(text: str, cases: Iterable[Case], target: Target) -> None:
         if not left:
             return
         labels = OPS[case.op].labels(case, target)
-        left = tuple(
-            pattern for pattern in left if not any(fnmatchcase(label, pattern) for label in labels)
-        )
+        left = tuple(text for text in left if not any(fnmatchcase(label, text) for label in labels))
     if left:
         raise UserError(
             f"--without: {left[0]!r} leaves out no Triton configuration of these cases on "

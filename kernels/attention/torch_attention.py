@@ -78,6 +78,4 @@ def _picked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: dict[str, 
     """The back end that torch takes by itself: what its own dispatch asks before each call."""
     choice: Any = torch._fused_sdp_choice  # pyright: ignore[reportPrivateImportUsage]
     number = choice(q, k, v, None, 0.0, given["is_causal"], enable_gqa=given["enable_gqa"])
-    return next(
-        (name for name, backend in BACKENDS.items() if int(backend.value) == number), "torch"
-    )
+    return next((name for name, sdpa in BACKENDS.items() if int(sdpa.value) == number), "torch")

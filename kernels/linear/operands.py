@@ -135,9 +135,8 @@ class LinearOperands:
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """What a launch reads, and the arguments of a user's function."""
         pairs = self.factors.values()
-        return tuple(factor.values for pair in pairs for factor in pair) or tuple(
-            self.given.values()
-        )
+        factors = tuple(factor.values for pair in pairs for factor in pair)
+        return factors or tuple(self.given.values())
 
     @property
     def named(self) -> dict[str, object]:
@@ -176,9 +175,7 @@ def sample(
 ) -> Mapping[str, tuple[SampledPart, SampledPart]]:
     """What each output, and its transpose, are checked by; `drawn` gives an input as drawn."""
     given = {name: drawn(name) for name in problem.inputs}
-    pairs = {
-        name: [matrix(given, operand) for operand in PRODUCTS[name]] for name in problem.outputs
-    }
+    pairs = {name: [matrix(given, side) for side in PRODUCTS[name]] for name in problem.outputs}
     return {name: gemm.product_samples(a, b) for name, (a, b) in pairs.items()}
 
 

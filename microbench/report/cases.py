@@ -270,9 +270,7 @@ def _reading(run: Run) -> list[str]:
     measured = (
         peaks(run, "measured") if run.kind != "ceilings" else []
     )  # those of `ceilings` are its answer
-    addresses = dict.fromkeys(
-        ceiling.reference for ceiling in run.ceilings if "://" in ceiling.reference
-    )
+    addresses = dict.fromkeys(c.reference for c in run.ceilings if "://" in c.reference)
     return [
         *(line for line in lines if line and run.results),
         *peaks(run, "datasheet"),
@@ -301,11 +299,9 @@ def _rate(ceiling: Ceiling) -> str:
     if ceiling.flop_per_s:
         unit = fmt.rate_unit([ceiling.flop_per_s], integers=ceiling.precision == "int8")
         return f"{unit.text(ceiling.flop_per_s)} {unit.name}"
-    return (
-        fmt.bandwidth(ceiling.byte_per_s)
-        if ceiling.byte_per_s
-        else fmt.duration(ceiling.seconds or 0.0)
-    )
+    if ceiling.byte_per_s:
+        return fmt.bandwidth(ceiling.byte_per_s)
+    return fmt.duration(ceiling.seconds or 0.0)
 
 
 # ---------------------------------------------------------------- lines of an answer
@@ -321,9 +317,9 @@ def why(run: Run, results: Iterable[Result]) -> list[Line]:
     several = len({subject_of(result, run) for result in timed}) > 1
     every = list(dict.fromkeys(fmt.size(result.case) for result in timed))
     texts: list[str] = []
-    for bound, bounded in sorted(
-        by_bound.items(), key=lambda item: (item[0] == MIXED, -len(item[1]))
-    )[:2]:
+    bounds = sorted(by_bound, key=lambda bound: (bound == MIXED, -len(by_bound[bound])))
+    for bound in bounds[:2]:
+        bounded = by_bound[bound]
         sizes = list(dict.fromkeys(fmt.size(result.case) for result in bounded))
         first = every.index(sizes[0])
         where = f"at {fmt.listed(sizes)}"
@@ -407,9 +403,8 @@ def library_sentences(compared: Sequence[Summary], unclear: dict[str, float]) ->
             by_backend.setdefault(summary.backend, []).append(summary)
     texts: list[str] = []
     for backend, of_backend in by_backend.items():
-        rows = sorted(
-            (row for summary in of_backend for row in summary.rows), key=lambda row: row.ratio.ratio
-        )
+        rows = [row for summary in of_backend for row in summary.rows]
+        rows.sort(key=lambda row: row.ratio.ratio)
         libraries = {name for summary in of_backend for name in summary.libraries}
         against = libraries.pop() if len(libraries) == 1 else "the better library"
         if len(rows) == 1:
@@ -418,9 +413,8 @@ def library_sentences(compared: Sequence[Summary], unclear: dict[str, float]) ->
             texts.append(f"{backend} is {times} {at}")
             continue
         means = [f"{summary.mean:.2f} in {summary.precision}" for summary in of_backend]
-        means[0] = (
-            f"{of_backend[0].mean:.2f} times as fast as {against} in {of_backend[0].precision}"
-        )
+        first = of_backend[0]
+        means[0] = f"{first.mean:.2f} times as fast as {against} in {first.precision}"
         if len(of_backend) > MOST_PRECISIONS:
             slow, *_, fast = sorted(of_backend, key=lambda summary: summary.mean)
             means = [f"{slow.mean:.2f} ({slow.precision}) to {fast.mean:.2f} ({fast.precision}) "
@@ -452,9 +446,7 @@ def _doubt(run: Run) -> list[Line]:
         texts.append(
             f"tf32 ran as exactly as fp32 in {len(exact)} of {fmt.count(len(tf32), 'case')}"
         )
-    texts += dict.fromkeys(
-        summary.not_measured for summary in summaries(run) if summary.not_measured
-    )
+    texts += dict.fromkeys(filter(None, (summary.not_measured for summary in summaries(run))))
     if timed and not any(r.measurement.processes for r in run.results if r.measurement):
         texts.append("one process (--processes 3)")
     return [Line("Doubt", JOIN.join(texts))] if texts else []

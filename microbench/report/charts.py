@@ -168,10 +168,8 @@ def lines(
     up = _axis(alt.Y, y, upright, **({"format": "~g"} if log else {}))
     told = ["series:N", "x:Q", "y:Q", "low:Q", "high:Q", "note:N"]
     drawn: list[Any] = []
-    for title, of_panel in panels.items():
-        base = alt.Chart(alt.InlineData(values=_broken(of_panel))).encode(
-            x=along("x"), color=colour
-        )
+    for title, panel in panels.items():
+        base = alt.Chart(alt.InlineData(values=_broken(panel))).encode(x=along("x"), color=colour)
         interval = base.transform_filter("isValid(datum.low)").encode(y=up("low"), y2="high:Q")
         curve = base.transform_filter("datum.mark != 'point'").mark_line(strokeWidth=2)
         point = base.transform_filter("datum.mark != 'line'").mark_point(
@@ -221,20 +219,19 @@ def bars(rows: Sequence[Json], *, x: str) -> Any:
     """
     alt, rows = library(), _cleaned(rows)
     drawn: list[Any] = []
-    for title, of_panel in _by_panel(rows).items():
-        ends = [
-            row.get(name) or 0.0 for row in of_panel for name in ("start", "value", "high", "base")
-        ]
+    for title, panel in _by_panel(rows).items():
+        named = ("start", "value", "high", "base")
+        ends = [row.get(name) or 0.0 for row in panel for name in named]
         low, high = min(0.0, *ends), max(ends)
         scale = alt.Scale(domain=[low, low + ROOM * (high - low)], nice=False)
         along = _axis(alt.X, x, scale)
-        step = max(9, min(STEP, 800 // len(of_panel)))
+        step = max(9, min(STEP, 800 // len(panel)))
         font = min(12, step - 1)
         names = alt.Axis(
             labelLimit=240, labelOverlap=False, labelFontSize=font, ticks=False,
-            labelExpr=f"{dumps([row['label'] for row in of_panel])}[datum.value]",
+            labelExpr=f"{dumps([row['label'] for row in panel])}[datum.value]",
         )  # fmt: skip
-        placed = [{"start": 0.0, **row, "place": index} for index, row in enumerate(of_panel)]
+        placed = [{"start": 0.0, **row, "place": index} for index, row in enumerate(panel)]
         base = (
             alt.Chart(alt.InlineData(values=placed))
             .transform_calculate(
@@ -257,7 +254,7 @@ def bars(rows: Sequence[Json], *, x: str) -> Any:
                 x=along("end"), text="text:N"
             ),
         ]
-        drawn.append(_panel(title, layers, WIDTH, step * len(of_panel)))
+        drawn.append(_panel(title, layers, WIDTH, step * len(panel)))
     return _placed(drawn, columns=1)
 
 
@@ -267,9 +264,9 @@ def ratios(rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] =
     alt, names = library(), _names(rows)
     up = _axis(alt.Y, y, alt.Scale(type="log", nice=False, padding=12), format="~g")
     drawn: list[Any] = []
-    for title, of_panel in _by_panel(rows).items():
+    for title, panel in _by_panel(rows).items():
         labels = alt.Axis(labelAngle=-30, labelLimit=200)
-        base = alt.Chart(alt.InlineData(values=list(of_panel))).encode(
+        base = alt.Chart(alt.InlineData(values=list(panel))).encode(
             x=alt.X("label:N", sort=None, title=x, axis=labels),
             xOffset=alt.XOffset("series:N", sort=names),
             color=_colour(names, colours),
@@ -282,7 +279,7 @@ def ratios(rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] =
             interval.encode(y=up("low"), y2="high:Q"),
             base.mark_point(filled=True, size=60, opacity=1).encode(y=up("ratio")),
         ]
-        drawn.append(_panel(title, layers, max(400, min(900, 20 * len(of_panel))), SEVERAL[1]))
+        drawn.append(_panel(title, layers, max(400, min(900, 20 * len(panel))), SEVERAL[1]))
     return _beside(drawn)
 
 
@@ -299,11 +296,11 @@ def cells(rows: Sequence[Json], *, x: str, y: str, across: Sequence[str] = ()) -
     )  # fmt: skip
     far = f"datum.ratio > {DARK_RATIO} || datum.ratio < {1 / DARK_RATIO}"
     drawn: list[Any] = []
-    for title, of_panel in _by_panel(rows).items():
-        there, up = (list(dict.fromkeys(str(row[name]) for row in of_panel)) for name in "xy")
+    for title, panel in _by_panel(rows).items():
+        there, up = (list(dict.fromkeys(str(row[name]) for row in panel)) for name in "xy")
         columns = [name for name in across if name in there] or there
         names = alt.Axis(labelAngle=0, labelExpr="split(datum.label, '/')")
-        base = alt.Chart(alt.InlineData(values=list(of_panel))).encode(
+        base = alt.Chart(alt.InlineData(values=list(panel))).encode(
             x=alt.X("x:N", title=x, scale=alt.Scale(domain=columns), axis=names),
             y=alt.Y("y:N", title=y, scale=alt.Scale(domain=up)),
             tooltip=["x:N", "y:N", "ratio:Q", "low:Q", "high:Q", "small:N", "note:N"],

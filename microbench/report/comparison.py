@@ -43,13 +43,8 @@ def report(comparisons: Mapping[str, Comparison], baseline: str) -> Report:
     ]
     more = Part("Cases that only one run has", below=alone, level=VERBOSE)
     title = f"{', '.join(comparisons)} compared with {baseline}"
-    return Report(
-        title,
-        _answer(comparisons, baseline),
-        [*_tables(comparisons), more],
-        raw=[_raw(comparisons)],
-        chart=partial(_chart, comparisons),
-    )
+    return Report(title, _answer(comparisons, baseline), [*_tables(comparisons), more],
+                  raw=[_raw(comparisons)], chart=partial(_chart, comparisons))  # fmt: skip
 
 
 def case_name(case: AnyCase) -> str:
@@ -76,10 +71,8 @@ def _answer(comparisons: Mapping[str, Comparison], baseline: str) -> list[Line]:
         lost += [f"not in {b}: {_named(comparison.only_a)}"] if comparison.only_a else []
         new += [f"only in {b}: {_named(comparison.only_b)}"] if comparison.only_b else []
     lines += [Line("", text) for text in [f"each against A = {baseline}"] * several + lost]
-    every, rows = (
-        comparisons.values(),
-        [row for comparison in comparisons.values() for row in comparison.rows],
-    )
+    every = comparisons.values()
+    rows = [row for comparison in every for row in comparison.rows]
     why = list(dict.fromkeys(text for comparison in every for text in _why(comparison)))
     lines += [Line("Why", "; ".join(why))] if why else []
     for count, meaning in (

@@ -113,9 +113,8 @@ def report(data: Json) -> Report:
         # In older files a row is a GPU.
         readings = decode(tuple[Json, ...], stored.get("readings", [{}]), f"rows[{i}].readings")
         parts = [stored | part for part in readings]
-        died = (
-            [stored | {"status": FAILED}] if "readings" in stored and stored.get("reason") else []
-        )
+        lost = "readings" in stored and stored.get("reason")
+        died = [stored | {"status": FAILED}] if lost else []
         rows += (decode(GpuResult, part, f"rows[{i}]") for part in parts + died)
     for row in rows:
         low, high = row.ci95_s or (1.0, 1.0)

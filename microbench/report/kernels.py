@@ -68,9 +68,7 @@ def _answer(run: Run) -> list[Line]:
         result for group in groups_of(run) if (result := representative(group, asked[:1]))
     ]
     unclear: dict[str, float] = {}
-    texts = library_sentences(
-        [summary for summary in summaries(run) if OWN in summary.backend or not own], unclear
-    )
+    texts = library_sentences([s for s in summaries(run) if OWN in s.backend or not own], unclear)
     if not own and precisions_of(run).baselines:
         texts = [*_one_call(run, unclear), *_gains(run, unclear), *texts]
     elif run.results and not own:
@@ -193,12 +191,9 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
                 unclear[" ".join(title)] = max(payoff.uncertain.values())
         known: list[str] = []
         for baseline in reversed(precisions_of(run).baselines):
-            if of_baseline := [
-                payoff
-                for payoff in by_setting
-                if payoff.baseline == baseline and not payoff.uncertain
-            ]:
-                known.append(_gain(of_baseline, "as" if known else "times as fast as"))
+            clear = [p for p in by_setting if p.baseline == baseline and not p.uncertain]
+            if clear:
+                known.append(_gain(clear, "as" if known else "times as fast as"))
         if known:
             texts[name] = f"{name} is {', '.join(known)}"
         elif absent := _not_measured(run, [name]):
@@ -253,8 +248,8 @@ def _without_baseline(run: Run) -> list[str]:
         ratios: list[float] = []
         for group in groups_of(run):
             times = {
-                precision: [r.median_s for r in group
-                      if r.case.precision_name == precision and r.median_s and not r.ruined_pct]
+                precision: [r.median_s for r in group if r.case.precision_name == precision
+                            and r.median_s and not r.ruined_pct]
                 for precision in (name, base)
             }  # fmt: skip
             if all(times.values()):

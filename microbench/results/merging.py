@@ -34,9 +34,7 @@ def joined(before: S, more: S, newest: ProcessTime, first: ProcessTime, tick_s: 
 def newest(results: Sequence[Result]) -> int:
     """The number of the last process that measured one of them; 0 where only the first one did."""
     measured = [result.measurement for result in results if result.measurement]
-    return max(
-        (process.number for measurement in measured for process in measurement.processes), default=0
-    )
+    return max((p.number for measurement in measured for p in measurement.processes), default=0)
 
 
 def running_mean(before: float | None, newest: float | None, count: int) -> float | None:

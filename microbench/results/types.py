@@ -97,9 +97,7 @@ class ProcessTime:
 
 def processes_json(processes: Sequence[ProcessTime]) -> Json:
     """The field of a run file; nothing for one process. What is not known is left out."""
-    known = [
-        {k: v for k, v in vars(process).items() if k != "host_pace" or v} for process in processes
-    ]
+    known = [{k: v for k, v in vars(p).items() if k != "host_pace" or v} for p in processes]
     return {PROCESSES: known} if known else {}
 
 

@@ -115,9 +115,7 @@ def instruction_ceilings(
         for variant in peak_kernels(name, target):
             announce(name, f"trying {variant.instruction} {variant.label}")
             tried += _tried(variant, name, target, timer)
-        rate = (
-            "flop_per_clock" if all(ceiling.flop_per_clock for ceiling in tried) else "flop_per_s"
-        )
+        rate = "flop_per_clock" if all(c.flop_per_clock for c in tried) else "flop_per_s"
         ceilings += sorted(tried, key=attrgetter(rate))[-1:]
     return ceilings
 
