@@ -91,12 +91,9 @@ class Plain:
             yield blobs(generator, index)
 
 
-def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
-
-
 MLP = Network(
-    name="own", build=perceptron, input=(FEATURES,), classes=CLASSES, loss=classification_loss,
+    name="own", input=(FEATURES,), classes=CLASSES, loss=classification_loss,
+    build=lambda: nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES)),
     accuracy=count_right, optimizer="sgd", lr=0.1, weight_decay=0.0, batch=BATCH, cpu_batch=BATCH,
 )  # fmt: skip
 
@@ -112,11 +109,7 @@ class Told(nn.Module):
         return inputs + 0 * self.weight
 
 
-def _told_loss(output: Any, target: Tensor | None) -> Tensor:
-    return output.float().mean()
-
-
-TOLD = replace(MLP, build=Told, loss=_told_loss, accuracy=None)
+TOLD = replace(MLP, build=Told, loss=lambda output, _: output.float().mean(), accuracy=None)
 
 
 def telling(*losses: float) -> Plain:

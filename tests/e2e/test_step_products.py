@@ -143,22 +143,6 @@ def test_arguments_that_fit_no_operator_are_work_unknown(damaged: Span) -> None:
 # ---------------------------------------------------------------- Tensor Cores
 
 
-def made_product(operator: Span, ns: float, folder: Path, card: Any = H200, kernel: str = "k",
-                 **facts: Any) -> Product:  # fmt: skip
-    """The product in a step of which it takes so long, in two calls behind another stream's."""
-    made = begun(9 * MS, 18 * MS, **facts)
-    for begin in (12 * MS, 13 * MS):
-        made.op(operator.name, begin, begin + 50 * US, **operator.args)
-        made.kernel(kernel, begin + 20 * US, begin + 20 * US + round(ns), begin + 10 * US)
-    made.op("aten::relu", 15 * MS, 15 * MS + 50 * US)
-    made.kernel("relu", 12 * MS + 20 * US + round(ns) // 2, 20 * MS, 15 * MS, stream=8)
-    (found,) = products(step_of(read_trace(made.write(folder / "t.json"))), card)
-    assert found.count == 2
-    assert found.kernel_ns == 2 * round(ns) > found.ns > 0
-    assert found.flop_per_s == pytest.approx(2 * 4096**3 / ns * 1e9, rel=1e-3)
-    return found
-
-
 SQUARE = [[4096, 4096]] * 2
 
 
@@ -176,16 +160,27 @@ SQUARE = [[4096, 4096]] * 2
 def test_only_a_rate_that_the_sms_cannot_reach_proves_tensor_cores(
     operator: Span, precision: str, without: float, tmp_path: Path
 ) -> None:
-    def made(share: float, card: Any = H200, kernel: str = "k", allowed: bool = True) -> Product:
-        ns = 2e9 * 4096**3 / without / share
-        return made_product(operator, ns, tmp_path, card, kernel, allow_tf32=allowed)
+    """Its two calls run behind another stream's work."""
 
-    assert (made(1.01).precision, made(1.01).tensor_cores) == (precision, True)
-    assert made(0.99).tensor_cores is None
-    assert made(1.01, None).tensor_cores is None
-    assert made(1.01, kernel="winograd_fprop").tensor_cores is None
+    def seen(share: float, card: Any = H200, kernel: str = "k", allowed: bool = True) -> Product:
+        ns, made = 2e9 * 4096**3 / without / share, begun(9 * MS, 18 * MS, allow_tf32=allowed)
+        for begin in (12 * MS, 13 * MS):
+            made.op(operator.name, begin, begin + 50 * US, **operator.args)
+            made.kernel(kernel, begin + 20 * US, begin + 20 * US + round(ns), begin + 10 * US)
+        made.op("aten::relu", 15 * MS, 15 * MS + 50 * US)
+        made.kernel("relu", 12 * MS + 20 * US + round(ns) // 2, 20 * MS, 15 * MS, stream=8)
+        (found,) = products(step_of(read_trace(made.write(tmp_path / "t.json"))), card)
+        assert found.count == 2
+        assert found.kernel_ns == 2 * round(ns) > found.ns > 0
+        assert found.flop_per_s == pytest.approx(2 * 4096**3 / ns * 1e9, rel=1e-3)
+        return found
+
+    assert (seen(1.01).precision, seen(1.01).tensor_cores) == (precision, True)
+    assert seen(0.99).tensor_cores is None
+    assert seen(1.01, None).tensor_cores is None
+    assert seen(1.01, kernel="winograd_fprop").tensor_cores is None
     if precision == "tf32":
-        assert made(0.99, allowed=False).tensor_cores is False
+        assert seen(0.99, allowed=False).tensor_cores is False
 
 
 # ---------------------------------------------------------------- alignment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.networks.table import written
 from e2e.prediction.predictor import Trace
-from e2e.prediction.recorder import TracedOp
 
 
 def case_of(network: Network, batch: int = 8, **settings: object) -> TrainCase:
@@ -34,16 +33,10 @@ def differences(one: Trace, other: Trace) -> list[str]:
     if len(one.ops) != len(other.ops):
         return [f"{len(one.ops)} calls | {len(other.ops)} calls"]
     return [
-        f"{i}: {a.call.name} | {b.call.name}"
-        + ("" if a.call.name != b.call.name else f": {_unlike(a, b)}")
+        f"{i}: {a.call.key} | {b.call.key}"
         for i, (a, b) in enumerate(zip(one.ops, other.ops, strict=True))
         if replace(a, cold=WARM) != replace(b, cold=WARM)  # it follows from all before
     ]
-
-
-def _unlike(a: TracedOp, b: TracedOp) -> str:
-    names = [field.name for field in fields(a) if getattr(a, field.name) != getattr(b, field.name)]
-    return ", ".join(names)
 
 
 def network_of(module: type[nn.Module], *args: object) -> Network:
