@@ -248,9 +248,8 @@ def compare_arms(
         made.run(launch, 1)
         sampled.append(Variant(name, launch, median(made.block(launch, ESTIMATE_SAMPLES).times_s)))
     with open_telemetry(info) as telemetry:
-        sampler = InterleavedSampler(
-            made, regime, budget or BUDGET_S * len(sampled), during=telemetry.during
-        )
+        budget_s = budget or BUDGET_S * len(sampled)
+        sampler = InterleavedSampler(made, regime, budget_s, during=telemetry.during)
         try:
             sampler.take(sampled)
         except VariantFailed as failure:
@@ -259,10 +258,8 @@ def compare_arms(
         heavy = on_gpu and sampler.plan(sampled) is HEAVY
         regime = regime if on_gpu else UNMANAGED
         found = {
-            variant.key: measurement_of(
-                variant, made, regime, telemetry.summary(variant.key), heavy
-            )
-            for variant in sampled
+            each.key: measurement_of(each, made, regime, telemetry.summary(each.key), heavy)
+            for each in sampled
         }
     made.forget()
     named = {name: Measurement(**_fields_of(timed), name=name) for name, timed in found.items()}

@@ -36,15 +36,8 @@ from microbench.results.types import (
     Result,
 )
 from microbench.sweep import Group
-from microbench.timing import FEWEST_ROUNDS, LARGE_FLOPS
-from microbench.timing.interleave import (
-    HEAVY,
-    INTERIM_LOOKS,
-    InterleavedSampler,
-    Variant,
-    VariantFailed,
-    blaming,
-)
+from microbench.timing import FEWEST_ROUNDS, LARGE_FLOPS, interleave
+from microbench.timing.interleave import HEAVY, INTERIM_LOOKS, Variant, VariantFailed, blaming
 from microbench.timing.stats import median, median_interval
 from microbench.timing.timers import Launch, Renewed, Timer
 from microbench.tuning import Tuner
@@ -295,7 +288,7 @@ class Measurer:
                     self._check_again(by_key[key], announce)
             announce(key, f"timing, round {number}")
 
-        sampler = InterleavedSampler(
+        sampler = interleave.InterleavedSampler(
             self.timer,
             self.regime,
             budget_s,

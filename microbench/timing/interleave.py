@@ -131,9 +131,7 @@ class InterleavedSampler:
     begin: Callable[[str, int], None] = lambda _key, _round: None
     heavy: bool = False  # HEAVY, whatever the estimates are
     fewest: int = FEWEST_ROUNDS
-    own_plan: SamplingPlan | None = (
-        None  # of launches that are neither light nor heavy: training steps
-    )
+    own_plan: SamplingPlan | None = None  # of launches neither light nor heavy: training steps
     chance: random.Random = field(default_factory=random.Random)  # of the order in each round
 
     def take(self, variants: Sequence[Variant]) -> int:

@@ -89,12 +89,9 @@ def _tma_args(
 
 
 def _descriptor(
-    config: WgradConfig,
-    base: torch.Tensor,
-    sizes: Sequence[int],
-    strides: Sequence[int],
+    config: WgradConfig, base: torch.Tensor, sizes: Sequence[int], strides: Sequence[int],
     width: int,
-) -> TensorDescriptor:
+) -> TensorDescriptor:  # fmt: skip
     order = (1, 2, 0, 3) if config.columns == 1 else (0, 1, 2, 3)
     box = (config.images, 1, config.columns, width)
     sizes, strides, box = ([values[i] for i in order] for values in (sizes, strides, box))

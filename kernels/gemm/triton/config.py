@@ -117,18 +117,8 @@ _SPLIT_TILES = ((64, 128, 1, 5, 4), (128, 128, 1, 4, 8))
 # Widths between powers of two, and programs on an SM; the other side is long.
 _ODD_WIDTHS = ((80, 2), (96, 2), (144, 1), (160, 1), (192, 1), (272, 1), (288, 1), (320, 1))
 _ODD_LONG, _ODD_STAGES = 128, (3, 6)  # stages at least, at most
-_SPLIT_K_COUNTS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-    12,
-    16,
-)  # 25 tiles: 5 of each fill 132 SMs, 4 or 8 do not
+# Programs that share a tile's K: of 25 tiles 5 each fill 132 SMs, 4 or 8 do not.
+_SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
 @cache
@@ -151,15 +141,13 @@ def catalogue(precision_name: str) -> tuple[GemmConfig, ...]:
 
 
 def _split_k(line: int) -> Iterator[GemmConfig]:
-    for narrow, (long, lines, stages), split_k in product(
-        (16, 32, 64), _LONG_SIDES, _SPLIT_K_COUNTS
-    ):
+    for narrow, (long, lines, stages), split_k in product((16, 32, 64), _LONG_SIDES, _SPLITS):
         if long < narrow:
             continue
         plain = GemmConfig(SPLIT_K, long, narrow, lines * line, stages, 4, split_k=split_k)
         yield replace(plain, bm=narrow, bn=long, swapped=True)
         yield plain
-    for (bm, bn, lines, stages, warps), split_k in product(_SPLIT_TILES, _SPLIT_K_COUNTS[1:]):
+    for (bm, bn, lines, stages, warps), split_k in product(_SPLIT_TILES, _SPLITS[1:]):
         yield GemmConfig(SPLIT_K, bm, bn, lines * line, stages, warps, split_k=split_k)
 
 

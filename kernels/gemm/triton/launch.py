@@ -126,9 +126,8 @@ class Launcher:
         if config.direct:
             return None
         m, n = self.problem.m, self.problem.n
-        return TensorDescriptor(
-            self.c, [m, n], [n, 1], [config.bm, config.bn // config.epilogue_subtiles]
-        )
+        box = [config.bm, config.bn // config.epilogue_subtiles]
+        return TensorDescriptor(self.c, [m, n], [n, 1], box)
 
     def _either_way_step(self, config: GemmConfig, a: Matrix, b: Matrix) -> Step:
         p, tiles, split_k = self.problem, self.problem.tiles(config), config.split_k
