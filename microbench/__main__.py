@@ -44,7 +44,7 @@ FLEET_BACKEND, FLEET_S = "cublas", 10.0  # of sampling: power and clock have set
 OF_ALL = {"Output": "json html verbose", "Time": "budget processes"}  # what most runs need
 # What networks and maps take as usual: `gemm` and `conv` are for trying them.
 AS_USUAL = frozenset({"data", "timer", "l2", "regime", "autotune", "no_tune", "without", "seed"})
-PROBLEM = frozenset({"stride", "padding", "dilation", "groups", "shapes"})  # no axes of a map
+NO_AXES = frozenset({"stride", "padding", "dilation", "groups"})  # of a map
 
 
 @click.group(cls=Program, context_settings=SETTINGS)
@@ -128,7 +128,7 @@ def attention(**options: Any) -> None:
     Override("shapes", help="linear: CSV file, or the layers of a network: hf:config.json"),
     Override("dtype", default=None, help="fp16, bf16; linear: fp8-tensor,fp8-row,fp8-block"),
     Override("vs", default=None, help="Baselines: fp32,tf32; linear: bf16"),
-    but=AS_USUAL | PROBLEM - {"shapes"},
+    but=AS_USUAL | NO_AXES,
 )
 def payoff(**options: Any) -> None:
     """Map the break-even of low precision.
