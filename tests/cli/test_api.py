@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import subprocess
 import sys
 import time
@@ -10,11 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from samples.commands import ROOT, warm_children
+from samples.commands import ROOT, no_children
+from torch import Tensor, nn
 
+import e2e
 import microbench
+from e2e.results.types import Training
 from microbench.__main__ import app
+from microbench.__main__ import main as microbench_line
 from microbench.command_line import called
+from microbench.errors import UserError
 from microbench.results.runfile import read_run
 
 GEMM = ROOT / "results" / "nvidia-h200" / "gemm-fp16.json"
@@ -66,7 +73,7 @@ def test_what_cannot_be_timed_is_the_callers_error() -> None:
         ({"budget": -1}, "--budget must be more than 0 seconds, not -1"),
         ({"budget": 0}, "--budget must be more than 0 seconds, not 0"),
     ):
-        with pytest.raises(microbench.UserError, match=said):
+        with pytest.raises(UserError, match=said):
             microbench.bench(torch.relu, torch.ones(3), **conditions)
     with pytest.raises(microbench.UserError, match="at least one"):
         microbench.compare_arms({})
@@ -100,7 +107,7 @@ def test_keywords_mean_what_the_words_of_the_command_line_mean() -> None:
     ],
 )
 def test_values_that_mean_nothing_are_one_line(options: dict[str, object], said: str) -> None:
-    with pytest.raises(microbench.UserError, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         asked("conv", **options)
     assert "\n" not in str(caught.value)
     for options, near in (({"size": 4}, "sizes"), ({"dtyp": "fp16"}, "dtype"), ({"name": 1}, "")):
@@ -111,21 +118,20 @@ def test_values_that_mean_nothing_are_one_line(options: dict[str, object], said:
 def test_a_run_goes_on_with_the_settings_of_its_file(tmp_path: Path) -> None:
     """The functions' own file, which keeps the words that mean the same, and no path."""
     path = tmp_path / "run.json"
-    with warm_children():
-        run = microbench.gemm(sizes=[16, 24], dtypes="fp32", vs="none", budget=0.2, json=path)
-        assert run.command[3:] == (
-            "gemm", "--sizes", "16,24", "--dtype", "fp32", "--vs", "none", "--budget", "0.2",
-        )  # fmt: skip
-        stopped = json.loads(path.read_text())
-        stopped |= {"results": stopped["results"][:1], "finished_at": None}
-        path.write_text(json.dumps(stopped))
-        again = microbench.gemm(resume=path)
-        assert [r.case.key for r in again.results] == [r.case.key for r in run.results]
-        assert again.results[0].measurement == run.results[0].measurement
-        with pytest.raises(microbench.UserError, match="run of gemm, not of conv"):
-            microbench.conv(resume=path)
-        found = microbench.attention([16], "fp32", heads=[(2, 1, 16)], batch=1, vs="none",
-                                     passes="fprop", layout="causal", budget=0.2)  # fmt: skip
+    run = microbench.gemm(sizes=[16, 24], dtypes="fp32", vs="none", budget=0.2, json=path)
+    assert run.command[3:] == (
+        "gemm", "--sizes", "16,24", "--dtype", "fp32", "--vs", "none", "--budget", "0.2",
+    )  # fmt: skip
+    stopped = json.loads(path.read_text())
+    stopped |= {"results": stopped["results"][:1], "finished_at": None}
+    path.write_text(json.dumps(stopped))
+    again = microbench.gemm(resume=path)
+    assert [r.case.key for r in again.results] == [r.case.key for r in run.results]
+    assert again.results[0].measurement == run.results[0].measurement
+    with pytest.raises(UserError, match="run of gemm, not of conv"):
+        microbench.conv(resume=path)
+    found = microbench.attention([16], "fp32", heads=[(2, 1, 16)], batch=1, vs="none",
+                                 passes="fprop", layout="causal", budget=0.2)  # fmt: skip
     (result,) = found.results
     assert (result.case.op, result.case.problem.size, result.status) == ("attention", "16", "ok")
     assert result.case.problem.setting["heads"] == "2x1x16"
@@ -142,3 +148,100 @@ def test_a_loaded_run_is_the_files_and_shows_itself(tmp_path: Path) -> None:
     assert "fp16" in str(run)
     run.save(tmp_path / "again.json")
     assert read_run(tmp_path / "again.json").results == run.results
+
+
+# ---------------------------------------------------------------- networks
+
+
+class Small(nn.Module):
+    """A network that no other process can import: it is made here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x).relu().mean((2, 3)))
+
+
+def test_a_module_itself_is_predicted_shown_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Small()
+    before = copy.deepcopy(module)
+    for home in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(home, str(tmp_path / home))
+    run = e2e.predict(module, torch.randn(4, 3, 16, 16), recipe=["fp32", "amp-bf16"])
+    found = run.of(Training)
+    assert [t.case.recipe for t in found] == ["fp32", "amp-bf16"]
+    assert {(t.case.batch, t.case.input) for t in found} == {(4, "3x16x16")}
+    assert all(t.predicted and 0 < t.predicted.step_s < 1 for t in found)
+    assert module.conv.weight.grad is None
+    assert all(map(torch.equal, module.state_dict().values(), before.state_dict().values()))
+    assert run.path is not None
+    assert microbench.load(run.path).results == run.results
+    assert "Small" in str(run)
+    frame = run.to_dataframe()
+    assert list(frame["recipe"]) == ["fp32", "amp-bf16"]
+    assert all(frame["predicted_step_s"].map(math.isfinite))
+
+
+def test_a_training_of_what_means_nothing_is_one_line() -> None:
+    with pytest.raises(UserError, match="needs sample"):
+        e2e.predict(Small())
+    with pytest.raises(UserError, match="put it into a module"):
+        e2e.train(lambda: Small(), device="cpu")
+    with pytest.raises(UserError, match="no NETWORK"):
+        e2e.train()
+    for options, said in (
+        ({"batch": "eight", "device": "cpu"}, "--batch"),
+        ({"fused": False, "no_fused": True}, "one option"),
+        ({"input": (3, 0), "device": "cpu"}, "not 3x0"),
+    ):
+        with no_children(), pytest.raises(UserError, match=said) as caught:
+            e2e.train("cnn-cifar", **options)
+        assert "\n" not in str(caught.value)
+
+    with pytest.raises(TypeError, match="did you mean recipe"):
+        e2e.train("cnn-cifar", recipes="amp")
+    with pytest.raises(TypeError, match="no option 'epochs'"):
+        e2e.predict("cnn-cifar", epochs=3)  # an option of train
+
+
+def test_two_recipes_are_trained_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = e2e.train("cnn-cifar", recipe=["fp32", "bf16"], batch=2, budget=0.2, device="cpu")
+    fp32, low = run.of(Training)
+    assert [one.case.recipe for one in (fp32, low)] == ["fp32", "bf16"]
+    ratio = low.speedup["fp32"]
+    assert ratio.ci95 is None or ratio.ci95[0] <= ratio.ratio <= ratio.ci95[1]
+    assert run.path is not None
+    assert run.path.is_relative_to(tmp_path)
+
+
+def test_a_loop_is_watched_and_explained(tmp_path: Path) -> None:
+    model = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"after": 2, "bare": 2, "traced": 2}
+    with e2e.watch(out=str(tmp_path / "<b>run.json.gz"), **options) as w:
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(4, 16)).sum().backward()
+            optimizer.step()
+            w.step()
+    found = w.diagnosis
+    assert "matrix multiplications" in str(found)
+    assert "&lt;b&gt;run" in found._repr_html_()
+    assert "<b>run" not in found._repr_html_()
+    (run,) = found.data["runs"]
+    assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
+    found.save(tmp_path / "found.json")
+    again = microbench_line(["show", str(tmp_path / "found.json")])
+    assert again == 0
+    with e2e.watch(out=str(tmp_path / "short.json"), **options) as short:
+        short.step()
+    with pytest.raises(UserError, match="no such trace"):
+        _ = short.diagnosis
