@@ -189,8 +189,8 @@ class GatedEvents:
                 times = [start.elapsed_time(end) * 1e-3 / repeats for start, end in pairs]
                 return times, self.instruments.clock_mhz()
         raise RuntimeError(
-            "the launch waits for the device, or the CPU was too busy to launch in time: CPU time cannot "
-            "be kept out of the timing"
+            "the launch waits for the device, or the CPU was too busy to launch in time: "
+            "CPU time cannot be kept out of the timing"
         )
 
     def _behind_gate(
