@@ -12,26 +12,8 @@ from kernels import is_library
 from kernels.gemm import Gemm
 from kernels.op import OWN, SEPARATE
 from microbench import fmt
-from microbench.report import charts, layers
+from microbench.report import cases, charts, layers
 from microbench.report import payoff as payoff_report
-from microbench.report.cases import (
-    MOST_PRECISIONS,
-    bottlenecks,
-    channels_last,
-    conditions,
-    kernel_report,
-    known_ratio,
-    library_sentences,
-    library_table,
-    no_verdict,
-    of_peak,
-    peaks,
-    picked,
-    rate_chart,
-    reasons,
-    rows_of,
-    why,
-)
 from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Ratio, Result, Run
 from microbench.verdict import (
@@ -58,7 +40,7 @@ def report(run: Run) -> Report:
         return layers.report(run, run.network)
     if run.kind == "payoff" and (found := payoff_report.report(run)):
         return found
-    return kernel_report(run, _answer(run), _tables(run), lambda: _chart(run))
+    return cases.kernel_report(run, _answer(run), _tables(run), lambda: _chart(run))
 
 
 def _answer(run: Run) -> list[Line]:
@@ -68,7 +50,9 @@ def _answer(run: Run) -> list[Line]:
         result for group in groups_of(run) if (result := representative(group, asked[:1]))
     ]
     unclear: dict[str, float] = {}
-    texts = library_sentences([s for s in summaries(run) if OWN in s.backend or not own], unclear)
+    texts = cases.library_sentences(
+        [s for s in summaries(run) if OWN in s.backend or not own], unclear
+    )
     if not own and precisions_of(run).baselines:
         texts = [*_one_call(run, unclear), *_gains(run, unclear), *texts]
     elif run.results and not own:
@@ -76,15 +60,15 @@ def _answer(run: Run) -> list[Line]:
         calls = [*_one_call(run, unclear), *_without_baseline(run)]
         texts = [*rates, *texts] if run.kind == "peak" else [*calls, *texts, *rates]
     if run.kind == "ceilings" and not run.results:
-        texts = peaks(run, "measured")
+        texts = cases.peaks(run, "measured")
     if texts:
         first = texts[0].removesuffix(")")
         texts[0] = f"{first}{'; ' if first != texts[0] else ' ('}{_context(run, shown)})"
     if not texts and not own:
         texts = _not_measured(run, asked) if run.results else ["No case was measured"]
     lines = [Line("", text) for text in texts]
-    lines += [*why(run, shown), *([] if own else _do(run))] if texts else []
-    return [*lines, *no_verdict(unclear, alone=not texts)]
+    lines += [*cases.why(run, shown), *([] if own else _do(run))] if texts else []
+    return [*lines, *cases.no_verdict(unclear, alone=not texts)]
 
 
 def _context(run: Run, shown: Sequence[Result]) -> str:
@@ -104,7 +88,7 @@ def _others(run: Run) -> list[str]:
     """The back ends that a library's one call is held against: those that it picks from, or
     separate kernels.
     """
-    picks = any(map(picked, run.results))
+    picks = any(map(cases.picked, run.results))
     return list(dict.fromkeys(
         name for result in run.results
         if (name := result.case.backend) == SEPARATE
@@ -135,7 +119,7 @@ def _one_call(run: Run, unclear: dict[str, float]) -> list[str]:
                 unclear[f"{ran} against {name}"] = ruined
             else:
                 pairs.append((result, name, ratio))
-    return _picks(calls, pairs) if any(map(picked, calls)) else _apart(pairs)
+    return _picks(calls, pairs) if any(map(cases.picked, calls)) else _apart(pairs)
 
 
 def _picks(calls: Sequence[Result], pairs: Sequence[Pair]) -> list[str]:
@@ -148,10 +132,10 @@ def _picks(calls: Sequence[Result], pairs: Sequence[Pair]) -> list[str]:
             what = f"{name} at {fmt.problem(result.case)} in {result.case.precision_name}"
             faster.setdefault(result.case.key, what)
     known = len({result.case.key for result, *_ in pairs})
-    picks = Counter(picked(result) for result in calls if picked(result))
+    picks = Counter(cases.picked(result) for result in calls if cases.picked(result))
     named = [name if count == len(calls) else f"{name} in {count} of {len(calls)}"
              for name, count in picks.most_common()]  # fmt: skip
-    times = [f"{known_ratio(ratios)} {'as' if i else 'times as fast as'} {name}"
+    times = [f"{cases.known_ratio(ratios)} {'as' if i else 'times as fast as'} {name}"
              for i, (name, ratios) in enumerate(found.items())]  # fmt: skip
     best = [f"no other is faster in any of {fmt.count(known, 'case')}"] if known else []
     if faster:
@@ -170,9 +154,9 @@ def _apart(pairs: Sequence[Pair]) -> list[str]:
         calls.setdefault(f"{result.variant} {{}} in {precision}", []).append(ratio)
     sentences: list[str] = []
     for apart, calls in found.items():
-        texts = [text.format(known_ratio(ratios)) for text, ratios in calls.items()]
+        texts = [text.format(cases.known_ratio(ratios)) for text, ratios in calls.items()]
         (text, ratios), *_ = calls.items()
-        texts[0] = text.format(f"is {known_ratio(ratios)} times as fast as {apart}")
+        texts[0] = text.format(f"is {cases.known_ratio(ratios)} times as fast as {apart}")
         sentences.append(", ".join(texts))
     return sentences
 
@@ -199,7 +183,7 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
         elif absent := _not_measured(run, [name]):
             texts[name] = absent[0]
     means = means_of(run)
-    if len(texts) <= (1 if run.varying else MOST_PRECISIONS) or not means:
+    if len(texts) <= (1 if run.varying else cases.MOST_PRECISIONS) or not means:
         return list(texts.values())
     best = max(means, key=lambda name: means[name])
     near = [name for name in means if name != best and MIN_GAIN * means[name] >= means[best]]
@@ -211,7 +195,7 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
 def _not_measured(run: Run, names: Sequence[str]) -> list[str]:
     """The precisions that have no figure, each with the reason."""
     by = {name: [r for r in run.results if r.case.precision_name == name] for name in names}
-    return [f"{name} was not measured: {reasons(results)}" for name, results in by.items()
+    return [f"{name} was not measured: {cases.reasons(results)}" for name, results in by.items()
             if not any(result.measurement for result in results)]  # fmt: skip
 
 
@@ -257,7 +241,7 @@ def _without_baseline(run: Run) -> list[str]:
         if ratios:
             texts.append(f"{name} is {fmt.span(ratios)} times as fast as {base}")
     over = ", medians of the fastest back end of each"
-    return [", ".join(texts) + over] if 0 < len(texts) <= MOST_PRECISIONS else []
+    return [", ".join(texts) + over] if 0 < len(texts) <= cases.MOST_PRECISIONS else []
 
 
 def _gain(by_setting: Sequence[Payoff], times: str) -> str:
@@ -309,7 +293,7 @@ def _where(by_setting: Sequence[Payoff]) -> str:
         return f" (faster from {payoff.first_faster} up)"
     faster = [fmt.size(row.result.case) for row in payoff.rows if row.gain == "faster"]
     at = ", ".join(faster) or "no size"
-    if len(faster) > MOST_PRECISIONS:
+    if len(faster) > cases.MOST_PRECISIONS:
         at = f"{len(faster)} of {len(payoff.rows)} sizes"
     return f" (faster at {at}{' and every multiple of 8' * by_eights(payoff)})"
 
@@ -343,7 +327,7 @@ def _do(run: Run) -> list[Line]:
             advice.setdefault(f"stay with {baseline}: {{}} is faster at no size", []).append(name)
     texts = [text.format(fmt.listed(names)) for text, names in advice.items()]
     useful = [name for text, names in advice.items() if text.startswith("use") for name in names]
-    texts += filter(None, (_price(useful, run), channels_last(run)))
+    texts += filter(None, (_price(useful, run), cases.channels_last(run)))
     return [Line("Do", "; ".join(texts))] if texts else []
 
 
@@ -377,7 +361,7 @@ def _tables(run: Run) -> list[Part]:
     asked, settings = precisions_of(run).asked, _settings(run)
     by_setting = summaries(run, lambda result: subject_of(result, run))
     few = len(by_setting) <= MOST_ROWS
-    others = library_table(by_setting if few else summaries(run), "setting")
+    others = cases.library_table(by_setting if few else summaries(run), "setting")
     shown = own or [
         result for name in asked for group in groups_of(run)
         if (result := representative(group, [name]))
@@ -436,10 +420,10 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
         *(Column(f"x {name}", f"vs_backend.{name}", short) for name in others),
         *(Column(f"x {name}", f"speedup.{name}", fmt.ratio) for name in baselines),
         *([] if own else [Column(unit.name, "flop_per_s", unit.text, 3)]),
-        Column("% of peak", "ceiling_pct", of_peak, 2),
+        Column("% of peak", "ceiling_pct", cases.of_peak, 2),
         Column("bottleneck", "bound", drop=1),
     ]  # fmt: skip
-    return Part("", columns, rows_of(rows))
+    return Part("", columns, cases.rows_of(rows))
 
 
 def _over_others(run: Run, calls: Sequence[Result]) -> Part:
@@ -448,7 +432,7 @@ def _over_others(run: Run, calls: Sequence[Result]) -> Part:
     settings: dict[str, None] = {}
     for result in calls:
         key = subject_of(result, run), ""
-        if picked(result):
+        if cases.picked(result):
             problem = result.case.problem
             key = problem.setting["pass"], fmt.size(result.case)
             words = (word for word in problem.title.split() if word != key[0] and "@" not in word)
@@ -462,7 +446,7 @@ def _over_others(run: Run, calls: Sequence[Result]) -> Part:
             known = [
                 ratio for r in results if (ratio := r.vs_backend.get(name)) and not ratio.ruined_pct
             ]
-            cells[name] = known_ratio(known).replace(" to ", "..") if known else None
+            cells[name] = cases.known_ratio(known).replace(" to ", "..") if known else None
         rows.append(Row(cells))
     calls_differ = len({row.item["call"] for row in rows}) > 1
     columns = [
@@ -492,7 +476,7 @@ def _settings(run: Run) -> Part:
             cells[payoff.baseline] = {"from": fmt.UNCERTAIN if payoff.uncertain else start,
                                       "least": min(ratios), "most": max(ratios),
                                       "slower": gains.count("slower")}  # fmt: skip
-            cells |= {"sizes": len(gains), "bottlenecks": bottlenecks([payoff])}
+            cells |= {"sizes": len(gains), "bottlenecks": cases.bottlenecks([payoff])}
         rows += map(Row, by_subject.values())
     compared = precisions_of(run)
     several = len(compared.asked) > 1
@@ -525,7 +509,7 @@ def _chart(run: Run) -> Any:
                     "panel": f"times as fast as {library}",
                 })  # fmt: skip
     if not rows:
-        return rate_chart(run)
+        return cases.rate_chart(run)
     drawn = charts.ratios(rows, x="", y="times as fast as the library")
     title = f"own kernels on {run.device_name}"
-    return charts.titled(drawn, title, [", ".join(conditions(run)), "bars: 95 % interval"])
+    return charts.titled(drawn, title, [", ".join(cases.conditions(run)), "bars: 95 % interval"])

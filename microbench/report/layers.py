@@ -17,15 +17,7 @@ from kernels.op import OWN
 from kernels.precision import PRECISIONS
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report import charts
-from microbench.report.cases import (
-    JOIN,
-    kernel_report,
-    library_sentences,
-    library_table,
-    no_verdict,
-    title_of,
-)
+from microbench.report import cases, charts
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
@@ -170,7 +162,7 @@ def total_of(
 def report(run: Run, network: NetworkUse) -> Report:
     """The report of a network's layers."""
     layers = layers_of(run, network)
-    others = replace(library_table(by_pass(run, network), "pass"), level=VERBOSE)
+    others = replace(cases.library_table(by_pass(run, network), "pass"), level=VERBOSE)
     if DECODE in run.options:
         return _decode(run, network, layers, others)
     ops = {result.case.op for result in run.results}
@@ -186,7 +178,7 @@ def report(run: Run, network: NetworkUse) -> Report:
     name, base = (next(iter(one), "") for one in (compared.asked, compared.baselines[::-1]))
     longest = sorted(layers, key=lambda layer: -(layer.seconds(name) or 0.0))
     chart = partial(_chart, run, longest, name, base, f"{where}: ms of a step, all passes")
-    return kernel_report(run, answer, [*_tables(run, layers), others], chart)
+    return cases.kernel_report(run, answer, [*_tables(run, layers), others], chart)
 
 
 def _answer(
@@ -215,10 +207,10 @@ def _answer(
             texts.append(f"{name}: {what} take {took}: {', '.join(known)}")
     if texts:
         texts[0] += f" ({where}, {run.device_name})"
-    own = library_sentences([one for one in summaries(run) if OWN in one.backend], unclear)
+    own = cases.library_sentences([one for one in summaries(run) if OWN in one.backend], unclear)
     lines = [Line("", text) for text in (*own, *texts)]
-    lines += [Line("Why", JOIN.join(why))] if why else []
-    return [*lines, *no_verdict(unclear, alone=not lines)]
+    lines += [Line("Why", cases.JOIN.join(why))] if why else []
+    return [*lines, *cases.no_verdict(unclear, alone=not lines)]
 
 
 def _gainers(layers: Sequence[MeasuredLayer], name: str, baseline: str) -> str:
@@ -341,7 +333,7 @@ def _decode(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer], riva
     drawn = [replace(row["step"], label=fmt.count(row["tokens"], "token"), count=1) for row in rows]
     name = next((name for name in others if name in PRECISIONS), base)
     chart = partial(_chart, run, drawn, name, base, f"{network.name}: ms of all linear layers")
-    return kernel_report(run, answer, [whole, _by_layer(run, layers, base), rivals], chart)
+    return cases.kernel_report(run, answer, [whole, _by_layer(run, layers, base), rivals], chart)
 
 
 def _answer_of_decode(
@@ -373,7 +365,7 @@ def _answer_of_decode(
         doubts.append("a CPU says nothing of decode on a GPU")
     compared = {name: [base] for name in first["ratios"]}
     lines = _answer(run, by_tokens[tokens], "they", compared, network.name, [text])
-    return [*lines, Line("Doubt", JOIN.join(doubts))]
+    return [*lines, Line("Doubt", cases.JOIN.join(doubts))]
 
 
 def _by_layer(run: Run, layers: Sequence[MeasuredLayer], base: str) -> Part:
@@ -433,4 +425,4 @@ def _chart(run: Run, layers: Sequence[MeasuredLayer], name: str, baseline: str, 
         f"{what}; grey: {baseline}, coloured: {name}, number: times as fast",
         "blue: faster, orange: slower, dark grey: no difference seen",
     ]
-    return charts.titled(charts.bars(rows, x="ms/step"), title_of(run), below)
+    return charts.titled(charts.bars(rows, x="ms/step"), cases.title_of(run), below)

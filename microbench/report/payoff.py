@@ -15,16 +15,7 @@ from kernels import OPS
 from kernels.linear import Linear
 from kernels.op import Op
 from microbench import fmt
-from microbench.report import charts
-from microbench.report.cases import (
-    bottlenecks,
-    channels_last,
-    kernel_report,
-    known_ratio,
-    no_verdict,
-    title_of,
-    why,
-)
+from microbench.report import cases, charts
 from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Ratio, Run
 from microbench.verdict import Payoff, payoffs, precisions_of, subject_of
@@ -48,7 +39,7 @@ def report(run: Run) -> Report | None:
         answer, tables = _of_layers(run, maps), _layers(maps)
     else:
         answer, tables = _answer(run, maps), [_table(maps), *(_map(*one) for one in maps.items())]
-    return kernel_report(run, answer, tables, partial(_chart, run, maps))
+    return cases.kernel_report(run, answer, tables, partial(_chart, run, maps))
 
 
 def maps_of(run: Run) -> dict[Map, list[Payoff]]:
@@ -108,9 +99,9 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         device = run.device_name
         lines[0] = Line("", f"{lines[0].text} ({device}, {sizes})")
         hardest = [payoff for key, cells in maps.items() if key[2] == first for payoff in cells]
-        lines += why(run, [row.result for payoff in hardest for row in payoff.rows])
-        lines += [Line("Do", advice)] if (advice := channels_last(run)) else []
-    lines += no_verdict(unclear, alone=not sentences)
+        lines += cases.why(run, [row.result for payoff in hardest for row in payoff.rows])
+        lines += [Line("Do", advice)] if (advice := cases.channels_last(run)) else []
+    lines += cases.no_verdict(unclear, alone=not sentences)
     if any(len(payoff.rows) > 1 for cells in maps.values() for payoff in cells):
         lines.append(Line("Doubt", BETWEEN))
     return lines
@@ -156,7 +147,7 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         if problem.layout in LAUNCHED and len(payoff.rows) > 1:
             pays.setdefault(name, []).append(f"{_pays(payoff)} {how}")
         else:
-            ratio = known_ratio([row.ratio for row in payoff.rows])
+            ratio = cases.known_ratio([row.ratio for row in payoff.rows])
             gains.setdefault(name, {})[how] = ratio
     lines: list[Line] = []
     for name in dict.fromkeys((*pays, *gains)):
@@ -176,10 +167,10 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
              if (row.result.case.problem.layout in LAUNCHED) == casts} for casts in (True, False)
         )  # fmt: skip
         if "slower" in cast and alone == {"faster"}:
-            why = "where FP8 is slower, its casts and scales cost more than its products gain"
-            lines.append(Line("Why", why))
+            reason = "where FP8 is slower, its casts and scales cost more than its products gain"
+            lines.append(Line("Why", reason))
         lines += _launching(run, most.baseline)
-    lines += no_verdict(unclear, alone=not lines)
+    lines += cases.no_verdict(unclear, alone=not lines)
     return [*lines, *([Line("Doubt", BETWEEN)] if len(most.rows) > 1 else [])]
 
 
@@ -269,7 +260,7 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
             "gain": fmt.span(known) if known else None,
             "sizes": f"{starts.total()}/{len(some)}",
             "unclear": (len(some) - starts.total() - never) or None,
-            "bounds": bottlenecks(some),
+            "bounds": cases.bottlenecks(some),
         }))  # fmt: skip
     order = list(dict.fromkeys(row.item["setting"] for row in rows))
     rows.sort(key=lambda row: (order.index(row.item["setting"]), row.item["precision"]))
@@ -353,4 +344,4 @@ def _chart(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> Any:
     drawn = charts.cells(rows, x=", ".join(op.across.values()), across=across, y=op.axis_name)
     shown = "times as fast, and the bottleneck" if op.explained else "times as fast"
     below = [f"{shown}; ~1: no difference seen; grey: not measured"]
-    return charts.titled(drawn, title_of(run), below)
+    return charts.titled(drawn, cases.title_of(run), below)
