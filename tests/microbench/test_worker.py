@@ -13,7 +13,7 @@ import pytest
 from samples import serving
 from samples.commands import warm_children
 
-from e2e.commands.child_errors import MOST_ALIKE, PassedOn, into
+from e2e.commands.worker import MOST_ALIKE, PassedOn, into
 from kernels.case import Case, Target
 from kernels.gemm import Gemm
 from microbench.device.device import describe
