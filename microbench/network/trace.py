@@ -34,25 +34,7 @@ from kernels.gemm import Gemm
 from kernels.messages import one_line
 from kernels.problem import Problem
 from microbench.errors import UserError
-from microbench.network.networks import (
-    DEFAULT_IMAGE,
-    TIMM,
-    BuildMode,
-    build_text,
-    build_timm,
-    build_torchvision,
-    call_function,
-    find_function,
-    is_hub,
-    kind_of,
-    silent,
-    tensors_in,
-    text_config,
-    timm_image,
-    torchvision_models,
-    usual_image,
-    usual_tokens,
-)
+from microbench.network import networks
 from microbench.results.types import NotMeasured
 
 CLIP_FRAMES = 16  # of a video network, as torchvision's were trained
@@ -99,7 +81,7 @@ def trace(network: str, batch: int, image: int | None = None) -> Traced:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     built = load(network, batch, image, fake)
     try:
-        with silent(), fake, torch.enable_grad():
+        with networks.silent(), fake, torch.enable_grad():
             recorder = _run_step(built, fake)
     except Exception as error:
         size = " and ".join("x".join(map(str, tensor.shape)) for tensor in built.inputs)
@@ -134,7 +116,7 @@ def _run_step(network: Built, fake: FakeTensorMode) -> ProductRecorder:
     unfused = torch.backends.mkldnn.flags(enabled=False)  # an LSTM is its GEMMs, not one call
     with unfused, recorder.recording():
         outputs = torch.func.functional_call(module, swapped, network.inputs)
-        found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
+        found = [tensor for tensor in networks.tensors_in(outputs) if tensor.requires_grad]
         # A loss gives the outputs contiguous gradients; sum() would give expanded scalars.
         ones = [torch.ones_like(t, memory_format=torch.contiguous_format) for t in found]
         torch.autograd.backward(found, ones)
@@ -157,7 +139,7 @@ def load(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Buil
     for what, size in (("batch", batch), ("image", image)):
         if size is not None and size < 1:
             raise UserError(f"{what} must be at least 1, not {size}")
-    if is_hub(name):
+    if networks.is_hub(name):
         network = _from_hub(name, batch, image, fake)
     elif ":" in name:
         network = _from_function(name, batch, image, fake)
@@ -168,16 +150,16 @@ def load(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Buil
 
 
 def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Built:
-    builder = torchvision_models().get_model_builder(name)
+    builder = networks.torchvision_models().get_model_builder(name)
     if ".detection." in builder.__module__:
         raise UserError(
             f"{name} detects objects: its step depends on the boxes in the images and cannot be "
             "traced without running it; give its backbone as module:function"
         )
-    image = image or usual_image(name)
+    image = image or networks.usual_image(name)
     try:
-        with BuildMode(fake):
-            module = build_torchvision(name, image)
+        with networks.BuildMode(fake):
+            module = networks.build_torchvision(name, image)
     except Exception as error:
         raise UserError(f"{name} cannot be built for {image} px: {one_line(error)}") from None
     size = (batch, 3, image, image)
@@ -189,12 +171,12 @@ def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensor
 
 
 def _from_function(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Built:
-    module, example = call_function(name, find_function(name), fake)
+    module, example = networks.call_function(name, networks.find_function(name), fake)
     if example is not None:
         if image is not None:
             raise UserError(f"{name} has its own example input: leave out --image {image}")
         return Built(module, _example_inputs(name, example, fake), None, name)
-    image = image or DEFAULT_IMAGE
+    image = image or networks.DEFAULT_IMAGE
     device = next((weight.device for weight in module.parameters()), None)
     with fake:
         return Built(module, (torch.empty(batch, 3, image, image, device=device),), image, name)
@@ -202,24 +184,26 @@ def _from_function(name: str, batch: int, image: int | None, fake: FakeTensorMod
 
 def _from_hub(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Built:
     kind, _, rest = name.partition(":")
-    if kind == TIMM:
-        channels, height, width = timm_image(rest)
+    if kind == networks.TIMM:
+        channels, height, width = networks.timm_image(rest)
         shape = (channels, image or height, image or width)
-        build, size = partial(build_timm, rest, shape), shape
+        build, size = partial(networks.build_timm, rest, shape), shape
     else:
-        name, config = text_config(rest)
+        name, config = networks.text_config(rest)
         if image is not None:
             raise UserError(f"{name} takes tokens: leave out --image {image}")
-        build, size = partial(build_text, config, name), (usual_tokens(config),)
+        build, size = partial(networks.build_text, config, name), (networks.usual_tokens(config),)
     try:
-        with silent(), BuildMode(fake):
+        with networks.silent(), networks.BuildMode(fake):
             module = build()
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"{name} cannot be built: {one_line(error)}") from None
     with fake:
-        sample = torch.zeros(batch, *size, dtype=torch.float32 if kind == TIMM else torch.int64)
+        sample = torch.zeros(
+            batch, *size, dtype=torch.float32 if kind == networks.TIMM else torch.int64
+        )
     square = size[-1] if len(size) == 3 and size[1] == size[2] else None
     return Built(module, (sample,), square, name)
 
@@ -231,7 +215,8 @@ def _example_inputs(
     for tensor in example:
         if not isinstance(tensor, Tensor):
             raise UserError(
-                f"{name}() returned {kind_of(tensor)} as an example input; it must be a tensor"
+                f"{name}() returned {networks.kind_of(tensor)} as an example input; it must be a "
+                "tensor"
             )
         inputs.append(tensor if isinstance(tensor, FakeTensor) else fake.from_tensor(tensor))
     if not inputs or inputs[0].dim() == 0:

@@ -14,7 +14,7 @@ from typing import Any
 from kernels import OPS
 from kernels.op import OWN
 from kernels.precision import PRECISIONS
-from microbench import fmt
+from microbench import fmt, verdict
 from microbench.errors import UserError
 from microbench.report import charts
 from microbench.report.parts import (
@@ -35,20 +35,6 @@ from microbench.report.parts import (
 )
 from microbench.results.types import RUINED_PCT, Ceiling, Json, Ratio, Result, Run
 from microbench.roofline.explain import OVER_PEAK_PCT, conversion_share
-from microbench.verdict import (
-    Payoff,
-    Summary,
-    baselines_of,
-    groups_of,
-    libraries_beside_own,
-    limits_of,
-    precisions_of,
-    rate_unit,
-    representative,
-    states_of,
-    subject_of,
-    summaries,
-)
 
 SHOWN_CONVERSION = 0.02
 MOST_PRECISIONS = 3  # of a sentence
@@ -115,8 +101,10 @@ def kernel_report(
 
 def _raw(run: Run) -> Raw:
     """A row a result, in the order measured."""
-    ratios = {name: f"speedup.{name}" for name in (*OPS["gemm"].baselines, *baselines_of(run))}
-    ratios |= {name: f"vs_backend.{name}" for name in libraries_beside_own(run)}
+    ratios = {
+        name: f"speedup.{name}" for name in (*OPS["gemm"].baselines, *verdict.baselines_of(run))
+    }
+    ratios |= {name: f"vs_backend.{name}" for name in verdict.libraries_beside_own(run)}
     paths = dict(PATHS)
     for name, path in ratios.items():
         paths |= {f"speedup_{name}": f"{path}.ratio", f"speedup_{name}_low": f"{path}.ci95.0",
@@ -146,7 +134,8 @@ def _raw_row(result: Result, paths: Mapping[str, str]) -> Mapping[str, Value]:
 
 
 def _every_result(run: Run) -> Part:
-    unit, libraries = rate_unit(run.results), libraries_beside_own(run)
+    unit, libraries = verdict.rate_unit(run.results), verdict.libraries_beside_own(run)
+    baselines = verdict.baselines_of(run)
     columns = [
         Column("size", "case", fmt.problem),
         Column("precision", "case.precision_name"),
@@ -156,7 +145,7 @@ def _every_result(run: Run) -> Part:
         Column("±", "timed", fmt.half_of, 8),
         Column(unit.name, "flop_per_s", unit.text, 3),
         Column("% of peak", "ceiling_pct", of_peak, 6),
-        *(Column(f"x {name}", f"speedup.{name}", _exactly, 2) for name in baselines_of(run)),
+        *(Column(f"x {name}", f"speedup.{name}", _exactly, 2) for name in baselines),
         *(Column(f"x {name}", f"vs_backend.{name}", _exactly) for name in libraries),
         Column("layout change", "", _conversion, 7),
         Column("rel. error", "total_error", fmt.error, 9),
@@ -222,7 +211,7 @@ def _with_signs(part: Part) -> Part:
     return replace(part, below=[*part.below, *filter(None, [signs])])
 
 
-def library_table(compared: Sequence[Summary], which: str) -> Part:
+def library_table(compared: Sequence[verdict.Summary], which: str) -> Part:
     """Kernels against the better library: a row for each precision and what else is apart."""
     columns = [
         Column("back end", "backend"),
@@ -239,7 +228,7 @@ def library_table(compared: Sequence[Summary], which: str) -> Part:
     return Part(title, columns, [Row(summary) for summary in compared])
 
 
-def _mean(summary: Summary) -> str:
+def _mean(summary: verdict.Summary) -> str:
     return f"{summary.mean:.3f}{fmt.UNCERTAIN * bool(summary.ruined_pct)}"
 
 
@@ -255,7 +244,7 @@ def conditions(run: Run) -> list[str]:
         parts += [f"{name} {value}" for name, value in setting.items() if name not in run.varying]
     if len({result.case.data for result in results}) == 1:
         parts.append(f"{results[0].case.data} data")
-    return [*parts, *states_of(results)]
+    return [*parts, *verdict.states_of(results)]
 
 
 def _reading(run: Run) -> list[str]:
@@ -314,7 +303,7 @@ def why(run: Run, results: Iterable[Result]) -> list[Line]:
     for result in timed:
         if result.bound:
             by_bound.setdefault(result.bound, []).append(result)
-    several = len({subject_of(result, run) for result in timed}) > 1
+    several = len({verdict.subject_of(result, run) for result in timed}) > 1
     every = list(dict.fromkeys(fmt.size(result.case) for result in timed))
     texts: list[str] = []
     bounds = sorted(by_bound, key=lambda bound: (bound == MIXED, -len(by_bound[bound])))
@@ -332,7 +321,7 @@ def why(run: Run, results: Iterable[Result]) -> list[Line]:
     return [Line("Why", JOIN.join(texts))] if texts else []
 
 
-def bottlenecks(of: Iterable[Payoff]) -> str:
+def bottlenecks(of: Iterable[verdict.Payoff]) -> str:
     """The two most common, and how many sizes have each: "memory 12, launch 3"."""
     bounds = Counter(row.result.bound for payoff in of for row in payoff.rows if row.result.bound)
     return ", ".join(f"{bound} {count}" for bound, count in bounds.most_common(2))
@@ -391,11 +380,11 @@ def reasons(lost: Sequence[Result]) -> str:
     return f"{reason or 'no reason given'}{more}"
 
 
-def library_sentences(compared: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
+def library_sentences(compared: Sequence[verdict.Summary], unclear: dict[str, float]) -> list[str]:
     """Our kernels, or the user's, against the better library: "triton is 0.97 times as fast as the
     better library in fp16, 1.05 in int8 (mean of 8 sizes: 0.82 at 1536 to 1.19 at 512)".
     """
-    by_backend: dict[str, list[Summary]] = {}
+    by_backend: dict[str, list[verdict.Summary]] = {}
     for summary in compared:
         if summary.ruined_pct:
             unclear[f"{summary.backend} in {summary.precision}"] = summary.ruined_pct
@@ -431,7 +420,7 @@ def library_sentences(compared: Sequence[Summary], unclear: dict[str, float]) ->
 def _doubt(run: Run) -> list[Line]:
     """What was not measured, and what one process does not know."""
     timed = {r.case.precision_name for r in run.results if r.measurement}
-    unasked = {r.case.precision_name for r in run.results} - {*precisions_of(run).asked}
+    unasked = {r.case.precision_name for r in run.results} - {*verdict.precisions_of(run).asked}
     lost = [
         r for r in run.results
         if r.measurement is None and OWN not in r.case.backend
@@ -446,7 +435,9 @@ def _doubt(run: Run) -> list[Line]:
         texts.append(
             f"tf32 ran as exactly as fp32 in {len(exact)} of {fmt.count(len(tf32), 'case')}"
         )
-    texts += dict.fromkeys(filter(None, (summary.not_measured for summary in summaries(run))))
+    texts += dict.fromkeys(
+        filter(None, (summary.not_measured for summary in verdict.summaries(run)))
+    )
     if timed and not any(r.measurement.processes for r in run.results if r.measurement):
         texts.append("one process (--processes 3)")
     return [Line("Doubt", JOIN.join(texts))] if texts else []
@@ -455,8 +446,8 @@ def _doubt(run: Run) -> list[Line]:
 def channels_last(run: Run) -> str:
     """Where nhwc is faster than nchw in three of four cases that both have: how much."""
     by_layout: dict[str, dict[str, Result]] = {"nhwc": {}, "nchw": {}}
-    for group in groups_of(run):
-        best = representative(group, precisions_of(run).asked[:1])
+    for group in verdict.groups_of(run):
+        best = verdict.representative(group, verdict.precisions_of(run).asked[:1])
         if best and best.measurement and not best.ruined_pct:
             layout = best.case.problem.layout
             by_layout.setdefault(layout, {})[best.case.group.replace(layout, "")] = best
@@ -503,9 +494,9 @@ def rate_chart(run: Run) -> Any:
     rows = rate_rows(run)
     if not rows:
         raise UserError("nothing to draw: no case has a rate and a size that is one number")
-    unit, of = rate_unit(run.results), {row["series"]: row["precision"] for row in rows}
+    unit, of = verdict.rate_unit(run.results), {row["series"]: row["precision"] for row in rows}
     rules: list[Json] = []
-    peaks = limits_of(run, [r for r in run.results if r.flop_per_s])
+    peaks = verdict.limits_of(run, [r for r in run.results if r.flop_per_s])
     for source, words in (("datasheet", "peak"), ("measured", "largest")):
         rates = {p.precision: p.flop_per_s or 0.0 for p in peaks if p.source == source}
         text = ", ".join(f"{name} {unit.text(rate)}" for name, rate in rates.items())
@@ -533,9 +524,9 @@ def rate_rows(run: Run) -> list[Json]:
     """
     drawn = [r for r in run.results if r.flop_per_s and r.case.problem.axis]
     picks = any(map(picked, drawn))
-    asked = precisions_of(run).asked
+    asked = verdict.precisions_of(run).asked
     drawn = [r for r in drawn if not picks or r.case.precision_name in asked]
-    unit, backends = rate_unit(run.results), {r.case.backend for r in drawn}
+    unit, backends = verdict.rate_unit(run.results), {r.case.backend for r in drawn}
     apart = len({(r.case.precision_name, r.case.backend) for r in drawn}) > MOST_ARMS
     order = list(dict.fromkeys(r.case.precision_name for r in run.results))
     rows: list[Json] = []
@@ -548,7 +539,7 @@ def rate_rows(run: Run) -> list[Json]:
         series = [backend] if picks else [name, backend * (not apart)]
         rows.append({
             "panel": " ".join(filter(None, [
-                subject_of(result, run), data, name * picks or backend * apart,
+                verdict.subject_of(result, run), data, name * picks or backend * apart,
             ])),
             "series": " ".join(filter(None, series)),
             "precision": name, "x": case.problem.axis,
@@ -560,7 +551,7 @@ def rate_rows(run: Run) -> list[Json]:
 
 def title_of(run: Run) -> str:
     """ "gemm on NVIDIA H200: fp16 against tf32 and fp32"."""
-    compared = precisions_of(run)
+    compared = verdict.precisions_of(run)
     others = [name for name in reversed(compared.baselines) if name not in compared.asked]
     against = f" against {fmt.joined(others)}" if others else ""
     ops = fmt.joined(list(dict.fromkeys(result.case.op for result in run.results)))

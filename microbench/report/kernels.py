@@ -11,24 +11,11 @@ from typing import Any
 from kernels import is_library
 from kernels.gemm import Gemm
 from kernels.op import OWN, SEPARATE
-from microbench import fmt
+from microbench import fmt, verdict
 from microbench.report import cases, charts, layers
 from microbench.report import payoff as payoff_report
 from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Ratio, Result, Run
-from microbench.verdict import (
-    MIN_GAIN,
-    RUINED,
-    Payoff,
-    groups_of,
-    libraries_beside_own,
-    payoffs,
-    precisions_of,
-    rate_unit,
-    representative,
-    subject_of,
-    summaries,
-)
 
 MOST_ROWS = 12  # of the table of sizes; with more, it has a row a setting
 MOST_SETTINGS = 6
@@ -45,15 +32,17 @@ def report(run: Run) -> Report:
 
 def _answer(run: Run) -> list[Line]:
     own = [result for result in run.results if OWN in result.case.backend]
-    asked = precisions_of(run).asked
+    asked = verdict.precisions_of(run).asked
     shown = own or [
-        result for group in groups_of(run) if (result := representative(group, asked[:1]))
+        result
+        for group in verdict.groups_of(run)
+        if (result := verdict.representative(group, asked[:1]))
     ]
     unclear: dict[str, float] = {}
     texts = cases.library_sentences(
-        [s for s in summaries(run) if OWN in s.backend or not own], unclear
+        [s for s in verdict.summaries(run) if OWN in s.backend or not own], unclear
     )
-    if not own and precisions_of(run).baselines:
+    if not own and verdict.precisions_of(run).baselines:
         texts = [*_one_call(run, unclear), *_gains(run, unclear), *texts]
     elif run.results and not own:
         rates = _highest(run, unclear)
@@ -98,7 +87,7 @@ def _others(run: Run) -> list[str]:
 
 def _calls(run: Run) -> list[Result]:
     """The library's results that one of these was measured beside."""
-    asked, others = precisions_of(run).asked, _others(run)
+    asked, others = verdict.precisions_of(run).asked, _others(run)
     return [r for r in run.results if is_library(r.case) and r.case.precision_name in asked
             and any(name in r.vs_backend for name in others)]  # fmt: skip
 
@@ -128,7 +117,7 @@ def _picks(calls: Sequence[Result], pairs: Sequence[Pair]) -> list[str]:
     faster: dict[str, str] = {}
     for result, name, ratio in pairs:
         found.setdefault(name, []).append(ratio)
-        if (ratio.ci95 or (1, 1))[1] < 1 / MIN_GAIN:
+        if (ratio.ci95 or (1, 1))[1] < 1 / verdict.MIN_GAIN:
             what = f"{name} at {fmt.problem(result.case)} in {result.case.precision_name}"
             faster.setdefault(result.case.key, what)
     known = len({result.case.key for result, *_ in pairs})
@@ -167,14 +156,14 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     Of many, the fastest on average.
     """
     texts: dict[str, str] = {}
-    for name in precisions_of(run).asked:
-        by_setting = payoffs(run, name)
+    for name in verdict.precisions_of(run).asked:
+        by_setting = verdict.payoffs(run, name)
         for payoff in by_setting:
             if payoff.uncertain:
                 title = filter(None, (payoff.subject, name, "against", payoff.baseline))
                 unclear[" ".join(title)] = max(payoff.uncertain.values())
         known: list[str] = []
-        for baseline in reversed(precisions_of(run).baselines):
+        for baseline in reversed(verdict.precisions_of(run).baselines):
             clear = [p for p in by_setting if p.baseline == baseline and not p.uncertain]
             if clear:
                 known.append(_gain(clear, "as" if known else "times as fast as"))
@@ -186,7 +175,9 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     if len(texts) <= (1 if run.varying else cases.MOST_PRECISIONS) or not means:
         return list(texts.values())
     best = max(means, key=lambda name: means[name])
-    near = [name for name in means if name != best and MIN_GAIN * means[name] >= means[best]]
+    near = [
+        name for name in means if name != best and verdict.MIN_GAIN * means[name] >= means[best]
+    ]
     also = f" ({fmt.listed(near)} within 2 %)" if near else ""
     fastest = f"{best}, on average the fastest of {len(means)} precisions{also},"
     return [texts[best].replace(best, fastest, 1)] if best in texts else list(texts.values())
@@ -205,11 +196,11 @@ def means_of(run: Run) -> dict[str, float]:
     The baseline is that with the most of such sizes; empty where none has any.
     """
     ratios: dict[str, dict[str, dict[str, float]]] = {}  # by baseline, precision and problem
-    for name in precisions_of(run).asked:
-        for payoff in payoffs(run, name):
+    for name in verdict.precisions_of(run).asked:
+        for payoff in verdict.payoffs(run, name):
             known = ratios.setdefault(payoff.baseline, {}).setdefault(name, {})
             for row in payoff.rows:
-                if row.gain != RUINED and row.ratio.ratio > 0:
+                if row.gain != verdict.RUINED and row.ratio.ratio > 0:
                     known[row.result.case.group] = row.ratio.ratio
     most = max((len(by_name) for by_name in ratios.values()), default=0)
     best: dict[str, dict[str, float]] = {}
@@ -226,11 +217,11 @@ def means_of(run: Run) -> dict[str, float]:
 
 def _without_baseline(run: Run) -> list[str]:
     """Without a baseline, the other precisions against the first that was asked for."""
-    base, *others = precisions_of(run).asked
+    base, *others = verdict.precisions_of(run).asked
     texts: list[str] = []
     for name in others:
         ratios: list[float] = []
-        for group in groups_of(run):
+        for group in verdict.groups_of(run):
             times = {
                 precision: [r.median_s for r in group if r.case.precision_name == precision
                             and r.median_s and not r.ruined_pct]
@@ -244,7 +235,7 @@ def _without_baseline(run: Run) -> list[str]:
     return [", ".join(texts) + over] if 0 < len(texts) <= cases.MOST_PRECISIONS else []
 
 
-def _gain(by_setting: Sequence[Payoff], times: str) -> str:
+def _gain(by_setting: Sequence[verdict.Payoff], times: str) -> str:
     """ "1.41 to 1.90 times as fast as tf32 (faster from 64 up)"."""
     baseline = by_setting[0].baseline
     if all(payoff.gains[-1] == "unknown" for payoff in by_setting):
@@ -258,13 +249,13 @@ def _highest(run: Run, unclear: dict[str, float]) -> list[str]:
     known: list[str] = []
     for best in _best(run):
         name = best.case.precision_name
-        if name in precisions_of(run).asked and best.ruined_pct:
+        if name in verdict.precisions_of(run).asked and best.ruined_pct:
             unclear[name] = best.ruined_pct
-        elif name in precisions_of(run).asked:
-            unit = rate_unit([best])
+        elif name in verdict.precisions_of(run).asked:
+            unit = verdict.rate_unit([best])
             at = f" at {best.case.problem.size} {best.case.problem.layout} by {best.case.backend}"
             rate = f"{unit.text(best.flop_per_s or 0.0)} {unit.name}"
-            known.append(f"{name} {rate}{at * (len(precisions_of(run).asked) == 1)}")
+            known.append(f"{name} {rate}{at * (len(verdict.precisions_of(run).asked) == 1)}")
     return [f"highest rate: {', '.join(known)}"] if known else []
 
 
@@ -278,13 +269,15 @@ def _best(run: Run) -> list[Result]:
     return [best[name] for name in names if name in best]
 
 
-def _range(by_setting: Sequence[Payoff]) -> str:
+def _range(by_setting: Sequence[verdict.Payoff]) -> str:
     """ "1.41 to 1.90" over all sizes that are known well enough; "1.53 ±0.12" of one."""
-    known = [row.ratio for payoff in by_setting for row in payoff.rows if row.gain != RUINED]
+    known = [
+        row.ratio for payoff in by_setting for row in payoff.rows if row.gain != verdict.RUINED
+    ]
     return fmt.ratio(known[0]) if len(known) == 1 else fmt.span([ratio.ratio for ratio in known])
 
 
-def _where(by_setting: Sequence[Payoff]) -> str:
+def _where(by_setting: Sequence[verdict.Payoff]) -> str:
     """ " (faster from 64 up)"; "" at every size, and for several settings, which have a table."""
     payoff = by_setting[0]
     if len(by_setting) > 1 or payoff.start == 0:
@@ -298,7 +291,7 @@ def _where(by_setting: Sequence[Payoff]) -> str:
     return f" (faster at {at}{' and every multiple of 8' * by_eights(payoff)})"
 
 
-def by_eights(payoff: Payoff) -> bool:
+def by_eights(payoff: verdict.Payoff) -> bool:
     """Whether it is faster at every multiple of 8, of sizes that have others too."""
     gains = [row.gain for row in payoff.rows if (row.result.case.problem.axis or 1) % 8 == 0]
     return 1 < len(gains) < len(payoff.rows) and set(gains) == {"faster"}
@@ -306,11 +299,11 @@ def by_eights(payoff: Payoff) -> bool:
 
 def _do(run: Run) -> list[Line]:
     """Which precision to use, against the fastest baseline, and what it costs in accuracy."""
-    compared = precisions_of(run)
+    compared = verdict.precisions_of(run)
     advice: dict[str, list[str]] = {}
     for name in compared.asked:
         baseline = next((b for b in reversed(compared.baselines) if b != name), "")
-        by_setting = [one for one in payoffs(run, name) if one.baseline == baseline]
+        by_setting = [one for one in verdict.payoffs(run, name) if one.baseline == baseline]
         eights = [one.subject for one in by_setting if by_eights(one) and not one.steady]
         if eights:
             where = f" ({fmt.listed(eights)})" if len(by_setting) > 1 else ""
@@ -336,11 +329,11 @@ def _price(names: Sequence[str], run: Run) -> str:
 
     Of more than two precisions, the smallest and the largest.
     """
-    for group in sorted(groups_of(run), key=lambda group: -group[0].flops):
+    for group in sorted(verdict.groups_of(run), key=lambda group: -group[0].flops):
         errors = {
             name: found.total_error
             for name in (*names, "fp32")
-            if (found := representative(group, [name])) and found.total_error is not None
+            if (found := verdict.representative(group, [name])) and found.total_error is not None
         }
         base = errors.pop("fp32", None)
         if errors and base is not None:
@@ -358,15 +351,15 @@ def _price(names: Sequence[str], run: Run) -> str:
 def _tables(run: Run) -> list[Part]:
     """The first is that of the screen: own kernels, else sizes, settings, libraries or rates."""
     own = [result for result in run.results if OWN in result.case.backend]
-    asked, settings = precisions_of(run).asked, _settings(run)
-    by_setting = summaries(run, lambda result: subject_of(result, run))
+    asked, settings = verdict.precisions_of(run).asked, _settings(run)
+    by_setting = verdict.summaries(run, lambda result: verdict.subject_of(result, run))
     few = len(by_setting) <= MOST_ROWS
-    others = cases.library_table(by_setting if few else summaries(run), "setting")
+    others = cases.library_table(by_setting if few else verdict.summaries(run), "setting")
     shown = own or [
-        result for name in asked for group in groups_of(run)
-        if (result := representative(group, [name]))
+        result for name in asked for group in verdict.groups_of(run)
+        if (result := verdict.representative(group, [name]))
     ]  # fmt: skip
-    one_setting = len({subject_of(result, run) for result in shown}) == 1
+    one_setting = len({verdict.subject_of(result, run) for result in shown}) == 1
     if (calls := _calls(run)) and not own:
         several = [_over_others(run, calls)] if len(calls) > MOST_ROWS else []
         every = replace(_sizes(run, calls), level=VERBOSE if several else DEFAULT)
@@ -393,23 +386,26 @@ def _shortened(part: Part) -> list[Part]:
 def _sizes(run: Run, results: Sequence[Result]) -> Part:
     """A row a result; for the user's kernels first their ratio to each library."""
     own = [result for result in results if OWN in result.case.backend]
-    libraries = libraries_beside_own(run) if own else []
-    baselines = [] if libraries else list(reversed(precisions_of(run).baselines))
+    libraries = verdict.libraries_beside_own(run) if own else []
+    baselines = [] if libraries else list(reversed(verdict.precisions_of(run).baselines))
     others = [] if own else _others(run)
     precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
 
     def block(result: Result) -> tuple[Any, ...]:
         precision = precisions.index(result.case.precision_name)
-        return result.case.backend * bool(own), precision, subject_of(result, run)
+        return result.case.backend * bool(own), precision, verdict.subject_of(result, run)
 
     rows = sorted(results, key=lambda r: (*block(r), r.case.problem.flops))
     named = [
         Column("back end", "case.backend", once=True),
         Column("precision", "case.precision_name", once=True),
-        Column("setting", "", lambda result: subject_of(result, run), once=True),
+        Column("setting", "", lambda result: verdict.subject_of(result, run), once=True),
     ]
     sized = [Column("size", "case", fmt.size)]
-    unit, same_size = rate_unit(results), len({fmt.size(result.case) for result in rows}) == 1
+    unit, same_size = (
+        verdict.rate_unit(results),
+        len({fmt.size(result.case) for result in rows}) == 1,
+    )
     short = fmt.ratio if len(others) == 1 and same_size else fmt.short_ratio
     columns = [
         *(column for i, column in enumerate(named) if len({block(r)[i] for r in rows}) > 1),
@@ -431,7 +427,7 @@ def _over_others(run: Run, calls: Sequence[Result]) -> Part:
     apart: dict[tuple[str, str], list[Result]] = {}
     settings: dict[str, None] = {}
     for result in calls:
-        key = subject_of(result, run), ""
+        key = verdict.subject_of(result, run), ""
         if cases.picked(result):
             problem = result.case.problem
             key = problem.setting["pass"], fmt.size(result.case)
@@ -462,9 +458,9 @@ def _over_others(run: Run, calls: Sequence[Result]) -> Part:
 def _settings(run: Run) -> Part:
     """A row for each precision and setting: at which sizes, and how much, it is faster."""
     rows: list[Row] = []
-    for name in precisions_of(run).asked:
+    for name in verdict.precisions_of(run).asked:
         by_subject: dict[str, dict[str, Any]] = {}
-        for payoff in payoffs(run, name):
+        for payoff in verdict.payoffs(run, name):
             subject, gains = payoff.subject, payoff.gains
             cells = by_subject.setdefault(subject, {"precision": name, "setting": subject})
             start = f"{payoff.first_faster} up" if payoff.steady else "none"
@@ -478,7 +474,7 @@ def _settings(run: Run) -> Part:
                                       "slower": gains.count("slower")}  # fmt: skip
             cells |= {"sizes": len(gains), "bottlenecks": cases.bottlenecks([payoff])}
         rows += map(Row, by_subject.values())
-    compared = precisions_of(run)
+    compared = verdict.precisions_of(run)
     several = len(compared.asked) > 1
     columns = [
         *([Column("precision", "precision", once=True)] if several else []),
@@ -498,7 +494,7 @@ def _settings(run: Run) -> Part:
 def _chart(run: Run) -> Any:
     """The rates; of the user's kernels their ratio to each library."""
     rows: list[Json] = []
-    for library in libraries_beside_own(run):
+    for library in verdict.libraries_beside_own(run):
         for result in sorted(run.results, key=lambda r: r.case.problem.flops):
             ratio = result.vs_backend.get(library) if OWN in result.case.backend else None
             if ratio:

@@ -33,20 +33,7 @@ from microbench.results.types import (
     Run,
     Timed,
 )
-from microbench.timing.stats import (
-    CORRELATED,
-    DEFAULT_PRIOR,
-    FEWEST_CASES,
-    PRIORS,
-    Variance,
-    VariancePrior,
-    excludes_one,
-    over_processes,
-    pooled,
-    prior_of,
-    ratio_over,
-    variance_between,
-)
+from microbench.timing import stats
 
 NOT_MEASURED = "not measured"  # in one of the runs, or both
 VERDICTS = ("faster", "slower", "same", "cannot tell", NOT_MEASURED)
@@ -81,12 +68,12 @@ class CompareRow:
     @property
     def guessed(self) -> bool:
         """Whether the threshold stands for what one process cannot know."""
-        return self._of_one and self.case.op not in PRIORS
+        return self._of_one and self.case.op not in stats.PRIORS
 
     @property
     def widened(self) -> bool:
         """Whether the interval has in it what processes usually differ by."""
-        return self._of_one and self.case.op in PRIORS
+        return self._of_one and self.case.op in stats.PRIORS
 
     @property
     def _of_one(self) -> bool:
@@ -366,7 +353,7 @@ def noise_of(op: str, a: Timed, b: Timed, threshold_pct: float | None = None) ->
         noise = Noise(CPU_BOUND_PCT)
     elif in_processes(a, b):
         noise = Noise(LEAST_PCT, usual_pct)
-    elif op in PRIORS:  # it is known what processes differ by
+    elif op in stats.PRIORS:  # it is known what processes differ by
         noise = Noise(usual_pct, op=op)
     else:
         noise = Noise(usual_pct)
@@ -398,7 +385,7 @@ def _know_clocks(*runs: Timed) -> bool:
     return all(process.sm_clock_mhz for timed in runs for process in timed.processes)
 
 
-UNKNOWN = VariancePrior(0.0, 0.0)  # of too few cases: each has its own variance alone
+UNKNOWN = stats.VariancePrior(0.0, 0.0)  # of too few cases: each has its own variance alone
 
 
 @dataclass(frozen=True)
@@ -407,10 +394,10 @@ class ProcessPriors:
     the rounds of one process, in cycles, as far as they are known.
     """
 
-    seconds: VariancePrior = DEFAULT_PRIOR
-    cycles: VariancePrior = DEFAULT_PRIOR
-    at_one_speed: VariancePrior = DEFAULT_PRIOR  # of steps that the CPU limits
-    rounds: VariancePrior = UNKNOWN
+    seconds: stats.VariancePrior = stats.DEFAULT_PRIOR
+    cycles: stats.VariancePrior = stats.DEFAULT_PRIOR
+    at_one_speed: stats.VariancePrior = stats.DEFAULT_PRIOR  # of steps that the CPU limits
+    rounds: stats.VariancePrior = UNKNOWN
 
 
 def fit_priors(pairs: Sequence[tuple[Timed, Timed]]) -> ProcessPriors:
@@ -420,29 +407,31 @@ def fit_priors(pairs: Sequence[tuple[Timed, Timed]]) -> ProcessPriors:
     paced = [(a, b) for a, b in every if (a.cpu_bound or b.cpu_bound) and _know_paces(a, b)]
     clocked = [(a, b) for a, b in several if _know_clocks(a, b)]
     rounds = [_of_rounds(a, b) for a, b in pairs if min(len(a.cycles), len(b.cycles)) > 1]
-    known = {"rounds": VariancePrior.fit(rounds)} if len(rounds) >= FEWEST_CASES else {}
+    known = {"rounds": stats.VariancePrior.fit(rounds)} if len(rounds) >= stats.FEWEST_CASES else {}
     return ProcessPriors(
-        VariancePrior.fit([_own(a, b, _seconds) for a, b in several]),
-        VariancePrior.fit([_own(a, b, _cycles) for a, b in clocked]),
-        VariancePrior.fit([_own(a, b, _at_one_speed) for a, b in paced]),
+        stats.VariancePrior.fit([_own(a, b, _seconds) for a, b in several]),
+        stats.VariancePrior.fit([_own(a, b, _cycles) for a, b in clocked]),
+        stats.VariancePrior.fit([_own(a, b, _at_one_speed) for a, b in paced]),
         **known,
     )
 
 
-def _of_rounds(a: Timed, b: Timed) -> Variance:
+def _of_rounds(a: Timed, b: Timed) -> stats.Variance:
     """How much the cycles of one case vary between the rounds of each run."""
-    own = pooled([variance_between(timed.cycles) for timed in (a, b)])
-    return own._replace(value=CORRELATED**2 * own.value)
+    own = stats.pooled([stats.variance_between(timed.cycles) for timed in (a, b)])
+    return own._replace(value=stats.CORRELATED**2 * own.value)
 
 
-def _own(a: Timed, b: Timed, quantity: Quantity) -> Variance:
+def _own(a: Timed, b: Timed, quantity: Quantity) -> stats.Variance:
     """How much one case varies between the processes of each run."""
-    return pooled([variance_between([quantity(p) for p in timed.processes]) for timed in (a, b)])
+    return stats.pooled(
+        [stats.variance_between([quantity(p) for p in timed.processes]) for timed in (a, b)]
+    )
 
 
-def _over_processes(a: Timed, b: Timed, quantity: Quantity, usual: VariancePrior) -> Ratio:
+def _over_processes(a: Timed, b: Timed, quantity: Quantity, usual: stats.VariancePrior) -> Ratio:
     ours, theirs = ([quantity(p) for p in timed.processes] for timed in (a, b))
-    return Ratio(*ratio_over(ours, theirs, usual.posterior(_own(a, b, quantity))))
+    return Ratio(*stats.ratio_over(ours, theirs, usual.posterior(_own(a, b, quantity))))
 
 
 # ---------------------------------------------------------------- ratios and verdicts
@@ -461,7 +450,7 @@ def ratio_between(a: Timed, b: Timed, priors: ProcessPriors | None = None, op: s
         return _over_processes(a, b, _seconds, (priors or ProcessPriors()).seconds)
     ratio = a.median_s / b.median_s
     a_s, b_s = (
-        over_processes(timed.median_s, own, prior_of(op, timed.median_s))
+        stats.over_processes(timed.median_s, own, stats.prior_of(op, timed.median_s))
         if (own := timed.ci95_s) and op and processes_of(timed) == 1 else own
         for timed in (a, b)
     )  # fmt: skip
@@ -489,7 +478,11 @@ def judge(a: Timed, b: Timed, noise: Noise, priors: ProcessPriors | None = None)
         return Judgement("cannot tell", note, "clocks differ")
     found = _judged(differs, own.ci95, noise)
     steady = _steady(a, b, priors) if found.verdict == "cannot tell" and not differs else None
-    if steady is None or excludes_one(own.ci95) or _judged("", steady, noise).verdict != "same":
+    if (
+        steady is None
+        or stats.excludes_one(own.ci95)
+        or _judged("", steady, noise).verdict != "same"
+    ):
         return found
     note = f"the clocks vary: {math.exp(sum(map(math.log, steady)) / 2):.2f}x in cycles"
     return Judgement("same", note, "the same in cycles")
@@ -502,7 +495,7 @@ def _steady(a: Timed, b: Timed, priors: ProcessPriors | None) -> Interval | None
         return _over_processes(a, b, _cycles, priors.cycles).ci95
     if min(len(a.cycles), len(b.cycles)) < 2:
         return None
-    return ratio_over(a.cycles, b.cycles, priors.rounds.posterior(_of_rounds(a, b)))[1]
+    return stats.ratio_over(a.cycles, b.cycles, priors.rounds.posterior(_of_rounds(a, b)))[1]
 
 
 def _in_cycles(times: Ratio, a: Timed, b: Timed, priors: ProcessPriors | None) -> Ratio | None:
