@@ -25,15 +25,6 @@ DIMS = ("n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "gro
 CPU = ("--device", "cpu", "--quiet")
 
 
-def check_rates(results: list[Doc]) -> None:
-    """Rates are work over time."""
-    for result in (result for result in results if result["status"] == "ok"):
-        rate = result["flops"] / result["median_s"]
-        assert result["tflops"] == pytest.approx(rate / 1e12, rel=1e-6)
-        bandwidth = result["min_bytes"] / result["median_s"]
-        assert result["gb_per_s"] == pytest.approx(bandwidth / 1e9, rel=1e-6)
-
-
 def check_right(results: list[Doc]) -> None:
     """All ran and are right, but for what a busy machine had no time for."""
     assert any(result["status"] == "ok" for result in results)
@@ -60,7 +51,6 @@ def shown(run: Doc, tmp_path: Path, *words: str) -> str:
 def test_what_ran_is_right_and_compared(shop: Shop) -> None:
     run = shop.kept("conv").document
     assert run["settings"]["seed"] == 3
-    check_rates(run["results"])
     check_right(run["results"])
     asked = Counter((r["case"]["c"], r["case"]["k"], r["case"]["pass"], r["precision"])
                     for r in run["results"])  # fmt: skip
@@ -86,7 +76,6 @@ def test_what_ran_is_right_and_compared(shop: Shop) -> None:
 
 def test_a_map_has_every_cell(shop: Shop, tmp_path: Path) -> None:
     run = shop.kept("payoff").document
-    check_rates(run["results"])
     check_right(run["results"])
     cells = {(r["case"]["h"], r["case"]["n"], r["case"]["c"]) for r in run["results"]}
     assert cells == set(itertools.product((4, 6), (1, 2), (8, 16, 32)))
@@ -112,7 +101,6 @@ def test_layers_are_the_network_s_and_the_work_of_a_step_is_a_hand_count(shop: S
     layered = shop.kept("layers")
     run, loaded = layered.document, read_run(layered.file)
     check_right(run["results"])
-    check_rates([r for r in run["results"] if r["op"] == "conv"])
     raws = dict(zip((r.case.group for r in loaded.results), run["results"], strict=True))
     uses = run["network"]["layers"]
     assert all(use["count"] == len(use["names"]) for use in uses)
