@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from samples.measuring import PlantedTimer
 
-from microbench.timing.interleave import (
-    INTERIM_LOOKS,
-    InterleavedSampler,
-    SamplingPlan,
-    Variant,
-)
+from microbench.timing.interleave import INTERIM_LOOKS, InterleavedSampler, SamplingPlan, Variant
 from microbench.timing.stats import (
     CORRELATION,
     MAX_INTERVAL_PCT,

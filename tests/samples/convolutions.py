@@ -146,8 +146,4 @@ def _store(a: Any, sums: torch.Tensor, parity: int, start: int, at: Sequence[int
             out[n, h, w, at[3] : last] = sums[pixel, : last - at[3]].to(out.dtype)
 
 
-KERNELS = {
-    "pad_pixels": _pad_pixels,
-    "swap_filters": _swap_filters,
-    "conv_gluon": _conv_gluon,
-}
+KERNELS = {"pad_pixels": _pad_pixels, "swap_filters": _swap_filters, "conv_gluon": _conv_gluon}
