@@ -95,7 +95,10 @@ def diagnose_script(
         for number, run in enumerate(runs):
             place = folder / str(number)  # with the same arguments both have one name
             place.mkdir()
-            out = place / _trace_name([Path(run.words()[-1]).stem, *run.arguments])
+            # Such as "train --lr 3.json.gz".
+            name = " ".join([Path(run.words()[-1]).stem, *run.arguments]).replace("/", "_")
+            name = os.fsencode(name)[:LONGEST_NAME].decode(errors="ignore")
+            out = place / f"{name}{TRACE_ENDING}"
             report.console.print(plan_of(run))
             code = record(run, out, folder, tries=run is script)  # it alone is explained
             traces = traces_in(place)
@@ -111,12 +114,6 @@ def diagnose_script(
                 keep(trace, kept)
             recorded.append(traces)
         return report.of(recorded, command, labels(runs))
-
-
-def _trace_name(command: Sequence[str]) -> str:
-    """A file name of a script's name and arguments: "train --lr 3.json.gz"."""
-    name = os.fsencode(" ".join(command).replace("/", "_"))[:LONGEST_NAME]
-    return name.decode(errors="ignore") + TRACE_ENDING
 
 
 def _failure(script: Script, code: int) -> str:

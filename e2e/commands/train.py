@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,10 @@ class Keeper:
             try:
                 if here:
                     carry_out(Here(self._take, self._progress.stage), job)
-                else:
-                    self._follow(job)
+                    return
+                with closing(JobProcess(job)) as process:
+                    while not process.ended:
+                        self._take(process.next(self._begun, self._progress.stage))
                 return
             except WorkerDied as death:
                 if self._begun.what == Stage.ENDING:
@@ -190,14 +193,6 @@ class Keeper:
                 if dist_env_of(os.environ):
                     raise UserError(f"{death.reason}: torchrun's ranks end together") from None
                 self._blame(job, death)
-
-    def _follow(self, job: Job) -> None:
-        process = JobProcess(job)
-        try:
-            while not process.ended:
-                self._take(process.next(self._begun, self._progress.stage))
-        finally:
-            process.close()
 
     def _blame(self, job: Job, death: WorkerDied) -> None:
         """Save what the death of a process costs: what it was at."""

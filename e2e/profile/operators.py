@@ -84,12 +84,11 @@ def product(ops: Sequence[Span]) -> Span | None:
     Else the innermost that is one by its name; None without shapes.
     """
     named = [o for o in reversed(ops) if shapes_of(o) and term_of_operators([o]) in PRODUCT_TERMS]
-    return next((op for op in named if _is_counted(op)), named[0] if named else None)
-
-
-def _is_counted(op: Span) -> bool:
-    name = op.name.removeprefix("aten::")
-    return name in COUNTED or name.startswith("_scaled_dot_product_")
+    for op in named:
+        name = op.name.removeprefix("aten::")
+        if name in COUNTED or name.startswith("_scaled_dot_product_"):
+            return op
+    return named[0] if named else None
 
 
 # ---------------------------------------------------------------- alignment

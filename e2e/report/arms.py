@@ -89,11 +89,6 @@ class Group:
         least = [arm.accuracy[0] - arm.accuracy[1] if arm.accuracy else math.inf for arm in won]
         return bool(at_chance) and max(least) <= max(at_chance)
 
-    @property
-    def is_ladder(self) -> bool:
-        """Whether each arm adds something to the one before."""
-        return any(arm.rung is not None for arm in self.arms)
-
 
 def arms_of(groups: Iterable[Group]) -> list[Training]:
     """The arms of these groups."""
@@ -145,7 +140,7 @@ class View:
     @property
     def first_title(self) -> str:
         """The title of the column that names the arms."""
-        return "rung" if any(group.is_ladder for group in self.groups) else "recipe"
+        return "rung" if any(arm.rung is not None for arm in self.arms) else "recipe"
 
     def group_of(self, training: Training) -> Group:
         """The group that the arm belongs to."""

@@ -261,7 +261,12 @@ def loading_chart(run: Run) -> Any:
     UserError when no loader was measured, or when Altair is not installed.
     """
     sweeps = loader_sweeps(run)
-    rows = [row for sweep in sweeps for row in sweep_rows(sweep)] if sweeps else loader_rows(run)
+    rows = [row for sweep in sweeps for row in sweep_rows(sweep)] or [
+        {"series": row.case.loader + ", cold files" * row.case.cold,
+         "x": row.case.workers, "y": row.per_s}
+        for row in (() if sweeps else run.of(Loading))
+        if row.per_s
+    ]  # fmt: skip
     if not rows:
         raise UserError("nothing to draw: the run has no loader with a rate")
     colours: Mapping[str, str] = {}
@@ -295,13 +300,3 @@ def sweep_rows(sweep: LoaderSweep) -> list[Json]:
         for series, workers, per_s, mark in points
         if per_s
     ]
-
-
-def loader_rows(run: Run) -> list[Json]:
-    """A row a loader and number of workers."""
-    return [
-        {"series": row.case.loader + ", cold files" * row.case.cold,
-         "x": row.case.workers, "y": row.per_s}
-        for row in run.of(Loading)
-        if row.per_s
-    ]  # fmt: skip
