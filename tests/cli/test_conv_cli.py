@@ -59,7 +59,6 @@ def test_what_ran_is_right_and_compared(shop: Shop) -> None:
         (c, k, passed, precision) for c, k in ((8, 8), (4, 6)) for passed in ("fprop", "wgrad")
         for precision in ("fp32", "bf16")
     )  # fmt: skip
-    fp32 = {json.dumps(r["case"]): r for r in run["results"] if r["precision"] == "fp32"}
     for result in run["results"]:
         case = result["case"]
         assert all(isinstance(case[d], int) for d in DIMS)
@@ -67,8 +66,6 @@ def test_what_ran_is_right_and_compared(shop: Shop) -> None:
         if result["precision"] == "bf16" and (case["c"], case["k"]) != (4, 8):
             against = result["speedup"]["fp32"]
             assert against["ci95"][0] <= against["ratio"] <= against["ci95"][1]
-            back = fp32[json.dumps(case)]["speedup"]["bf16"]
-            assert back["ratio"] * against["ratio"] == pytest.approx(1)
 
 
 # ---------------------------------------------------------------- payoff
