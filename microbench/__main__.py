@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from microbench import requests
 from microbench.command_line import (
     FILE,
     PYTHON,
@@ -29,15 +30,6 @@ from microbench.command_line import (
     click_options,
     options_of,
     run_app,
-)
-from microbench.requests import (
-    AttentionRequest,
-    Conditions,
-    ConvRequest,
-    GemmRequest,
-    LayersRequest,
-    PayoffRequest,
-    request_of,
 )
 
 FLEET_BACKEND, FLEET_S = "cublas", 10.0  # of sampling: power and clock have settled
@@ -57,7 +49,7 @@ def measuring(
 ) -> Callable[..., Any]:
     """The options of a measuring command, but some: those of its request, then the conditions."""
     overrides = {row.name: row for row in (Override("backend", help=backends), *changed)}
-    schemas = (kind, Conditions, Outputs)
+    schemas = (kind, requests.Conditions, Outputs)
     names = [name for name in options_of(*schemas) if name not in but]
     return click_options([overrides.get(name, name) for name in names], *schemas)
 
@@ -65,12 +57,12 @@ def measuring(
 def _measure(kind: type[Any], options: dict[str, Any]) -> None:
     from microbench.run import run_request
 
-    run_request(request_of(kind, options)).report()
+    run_request(requests.request_of(kind, options)).report()
 
 
 @app.command(first={"What": "sizes dtype backend vs layout shapes", **OF_ALL})
 @measuring(
-    GemmRequest,
+    requests.GemmRequest,
     "cublas,cublaslt,cupy,triton,separate,cpu  [default: cublas,cublaslt,triton; on CPU cpu]",
 )
 def gemm(**options: Any) -> None:
@@ -82,11 +74,11 @@ def gemm(**options: Any) -> None:
       halfway gemm --dtype fp16,bf16 --sizes 256..8192
       halfway gemm --dtype fp16 --backend my_kernels:gemm --html page.html
     """
-    _measure(GemmRequest, options)
+    _measure(requests.GemmRequest, options)
 
 
 @app.command(first={"What": "channels passes image batch kernel dtype backend vs", **OF_ALL})
-@measuring(ConvRequest, "cudnn,triton,cpu  [default: cudnn; on CPU cpu]")
+@measuring(requests.ConvRequest, "cudnn,triton,cpu  [default: cudnn; on CPU cpu]")
 def conv(**options: Any) -> None:
     """Measure convolution by channels, pass and layout.
 
@@ -96,12 +88,13 @@ def conv(**options: Any) -> None:
       halfway conv --dtype fp16 --channels 8..2048
       halfway conv --channels 64x256,256 --kernel 1 --pass fprop,dgrad,wgrad
     """
-    _measure(ConvRequest, options)
+    _measure(requests.ConvRequest, options)
 
 
 @app.command(first={"What": "sizes heads batch passes layout dtype backend vs shapes", **OF_ALL})
 @measuring(
-    AttentionRequest, "torch,cudnn,flash,efficient,math,cpu  [default: all but cpu; on CPU cpu]"
+    requests.AttentionRequest,
+    "torch,cudnn,flash,efficient,math,cpu  [default: all but cpu; on CPU cpu]",
 )
 def attention(**options: Any) -> None:
     """Measure attention by sequence length, pass and back end.
@@ -112,12 +105,12 @@ def attention(**options: Any) -> None:
       halfway attention --dtype bf16 --heads 32x8x128 --batch 1
       halfway attention --sizes 2048 --pass bprop --layout causal,full
     """
-    _measure(AttentionRequest, options)
+    _measure(requests.AttentionRequest, options)
 
 
 @app.command(first={"What": "op channels passes image batch dtype backend", **OF_ALL})
 @measuring(
-    PayoffRequest,
+    requests.PayoffRequest,
     "cudnn,triton,cpu; linear: torch,torchao,cpu  [default: cudnn, torch; on CPU cpu]",
     Override("channels", default=None, help="Channels, or features KxN: 8..512, 4096x14336"),
     Override("passes", default=None, help="fprop, dgrad, wgrad; linear: step is all three"),
@@ -140,13 +133,14 @@ def payoff(**options: Any) -> None:
       halfway payoff --image 7..56 --batch 8..256
       halfway payoff --op linear --shapes hf:config.json --batch 512..16384
     """
-    _measure(PayoffRequest, options)
+    _measure(requests.PayoffRequest, options)
 
 
 @app.command(first={"What": "batch image tokens dtype backend vs", **OF_ALL})
 @click.argument("network_name", metavar="NETWORK", cls=Named)
 @measuring(
-    LayersRequest, "library,triton or module:function  [default: library: cuDNN and cuBLAS]",
+    requests.LayersRequest,
+    "library,triton or module:function  [default: library: cuDNN and cuBLAS]",
     Override("batch", default=None, help="Batch size  [default: 32]"),
     Override("dtype", default=None, help="fp16, bf16, ...; of tokens also fp8, fp8-weights"),
     Override("vs", default=None, help="Baselines  [default: fp32,tf32; of tokens bf16]"),
@@ -165,7 +159,7 @@ def layers(**options: Any) -> None:
       halfway layers mynet:build --dtype bf16 --backend library,my_kernels:conv
       halfway layers hf:config.json --tokens 1..256
     """
-    _measure(LayersRequest, options)
+    _measure(requests.LayersRequest, options)
 
 
 @app.command()
@@ -263,7 +257,7 @@ def doctor() -> None:
         Override("json", help="File to write; - is stdout  [default: in the state folder]"),
         "overwrite", "verbose", "quiet",
     ),
-    GemmRequest, Conditions, Outputs,
+    requests.GemmRequest, requests.Conditions, Outputs,
 )  # fmt: skip
 def fleet(threshold: str, **options: Any) -> int:
     """Check every GPU with the same GEMM, and name outliers.
@@ -281,7 +275,7 @@ def fleet(threshold: str, **options: Any) -> int:
 
     budget_s = options["budget"] or FLEET_S
     asked = {**options, "backend": FLEET_BACKEND, "vs": "none", "budget": budget_s}
-    return check_fleet(request_of(GemmRequest, asked), threshold)
+    return check_fleet(requests.request_of(requests.GemmRequest, asked), threshold)
 
 
 def main(arguments: list[str] | None = None) -> int:

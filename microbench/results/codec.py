@@ -18,18 +18,8 @@ import msgspec
 from kernels.precision import precision
 from kernels.problem import Problem
 from kernels.tune import HOW
+from microbench.results import types
 from microbench.results.kinds import Kind, kinds
-from microbench.results.types import (
-    PROCESSES,
-    SCHEMA_VERSION,
-    STATUSES,
-    Json,
-    Measurement,
-    Result,
-    Run,
-    check_processes,
-    processes_json,
-)
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
 PLAIN = (  # fields of a result that are written as they are, in this order
@@ -40,7 +30,9 @@ COMMANDS_OF_E2E = ("train", "predict", "stalls", "loader", "study", "validate") 
 RETIRED = ("ceiling",)  # the kinds of results that older files have, and that are passed over
 TUNED, CHOICE = "tuned", "choice"  # which older files lack, and results of which nothing is known
 CLOCKS = "clocks_mhz"
-MEASURED = tuple(f.name for f in fields(Measurement) if f.name not in (PROCESSES, CLOCKS))
+MEASURED = tuple(
+    f.name for f in fields(types.Measurement) if f.name not in (types.PROCESSES, CLOCKS)
+)
 
 
 @dataclass(frozen=True)
@@ -73,10 +65,10 @@ class _Settings:
 
     load: _Load | None = None
     notes: tuple[str, ...] = ()
-    training: Json | None = None
+    training: types.Json | None = None
 
 
-def result_to_json(result: Result) -> Json:
+def result_to_json(result: types.Result) -> types.Json:
     """A kernel's result as the schema has it: raw values in SI units, also TFLOP/s and GB/s."""
     case, measured = result.case, result.measurement
     rates = {"tflops": (result.flop_per_s, 1e12), "gb_per_s": (result.byte_per_s, 1e9)}
@@ -88,7 +80,7 @@ def result_to_json(result: Result) -> Json:
         "status": result.status,
         "reason": result.reason,
         **{name: getattr(measured, name) if measured else None for name in MEASURED},
-        **processes_json(measured.processes if measured else ()),
+        **types.processes_json(measured.processes if measured else ()),
         **({CLOCKS: measured.clocks_mhz} if measured and measured.clocks_mhz else {}),
         **{name: value / unit if value else None for name, (value, unit) in rates.items()},
         **{name: getattr(result, name) for name in PLAIN},
@@ -102,7 +94,7 @@ def result_to_json(result: Result) -> Json:
     }
 
 
-def run_to_json(run: Run) -> Json:
+def run_to_json(run: types.Run) -> types.Json:
     """The whole run file as one JSON object. KeyError for a result whose kind is not known."""
     plain = ("schema_version", "method_version", "kind", "options", "command", "started_at",
              "finished_at", "device", "software", "settings")  # fmt: skip
@@ -120,7 +112,7 @@ def run_to_json(run: Run) -> Json:
     }
 
 
-def run_from_json(data: Json) -> Run:
+def run_from_json(data: types.Json) -> types.Run:
     """The inverse of `run_to_json`. ValueError names the field that is missing or invalid."""
     for name in REQUIRED:
         if name not in data:
@@ -129,15 +121,15 @@ def run_from_json(data: Json) -> Run:
     if not isinstance(results, list):
         raise ValueError("results is no list")
     found = {
-        f"results[{i}]": decode(Json, result, f"results[{i}]")
+        f"results[{i}]": decode(types.Json, result, f"results[{i}]")
         for i, result in enumerate(cast("list[object]", results))
     }
     found = {where: item for where, item in found.items() if item.get("op") not in RETIRED}
     kind_of = {where: _kind(item) for where, item in found.items()}
     kernels = [_result_from_json(i, where) for where, i in found.items() if not kind_of[where]]
-    run = decode(Run, {**data, "results": [], "others": []}, "")
+    run = decode(types.Run, {**data, "results": [], "others": []}, "")
     if run.schema_version == 1:
-        run = replace(run, schema_version=SCHEMA_VERSION, kind=_kind_of(run.command))
+        run = replace(run, schema_version=types.SCHEMA_VERSION, kind=_kind_of(run.command))
     decode(_Device, run.device, "device")
     decode(_Settings, run.settings, "settings")
     others = [kind.codec.from_json(found[where], where) for where, kind in kind_of.items() if kind]
@@ -152,7 +144,7 @@ def _kind_of(command: Sequence[str]) -> str:
     return first if "e2e" not in command[:3] or first in COMMANDS_OF_E2E else "train"
 
 
-def _kind(item: Json) -> Kind | None:
+def _kind(item: types.Json) -> Kind | None:
     """How to read a result; None for a kernel's."""
     from kernels import OPS
 
@@ -160,19 +152,19 @@ def _kind(item: Json) -> Kind | None:
     return kinds().get(op) if isinstance(op, str) and op not in OPS else None
 
 
-def _result_from_json(data: Json, where: str) -> Result:
-    dims = decode(Json, data.get("case"), f"{where}.case")
+def _result_from_json(data: types.Json, where: str) -> types.Result:
+    dims = decode(types.Json, data.get("case"), f"{where}.case")
     case = {
         "problem": _problem(data.get("op"), dims, where),
         "precision_name": data.get("precision"),
         "backend": data.get("backend"),
         "data": dims.get("data", "normal"),
     }
-    result = decode(Result, {**data, "case": case, "measurement": None}, where)
+    result = decode(types.Result, {**data, "case": case, "measurement": None}, where)
     if data.get("times_s") is not None:
-        result = replace(result, measurement=decode(Measurement, data, where))
+        result = replace(result, measurement=decode(types.Measurement, data, where))
     precision(result.case.precision_name)  # ValueError for one that this version does not know
-    if result.status not in STATUSES:
+    if result.status not in types.STATUSES:
         raise ValueError(f"{where}.status is {result.status!r}")
     if result.choice is not None and result.choice.how not in HOW:
         raise ValueError(f"{where}.choice.how is {result.choice.how!r}")
@@ -180,7 +172,7 @@ def _result_from_json(data: Json, where: str) -> Result:
     return result
 
 
-def _problem(op: object, dims: Json, where: str) -> Problem:
+def _problem(op: object, dims: types.Json, where: str) -> Problem:
     from kernels import OPS
 
     if not isinstance(op, str) or op not in OPS:
@@ -189,11 +181,11 @@ def _problem(op: object, dims: Json, where: str) -> Problem:
     return decode(kind, kind.fields_of(dims), f"{where}.case")
 
 
-def check_measurement(measurement: Measurement | None, where: str) -> None:
+def check_measurement(measurement: types.Measurement | None, where: str) -> None:
     """ValueError for times, an interval or processes that none can be."""
     if measurement is None:
         return
-    check_processes(measurement.processes, len(measurement.blocks), where)
+    types.check_processes(measurement.processes, len(measurement.blocks), where)
     if len(measurement.clocks_mhz) not in (0, len(measurement.blocks)):
         raise ValueError(f"{where}.clocks_mhz are not one a round")
     interval = measurement.ci95_s
