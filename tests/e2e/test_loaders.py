@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
 from PIL.ExifTags import Base
 from samples.feeding import drawn, message, opened, same
 from samples.images import encoded, flat, levels, noise, photo, put
@@ -24,6 +27,7 @@ from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import FIXED, device_copy, open_loader
 from e2e.data.loaders import reading as cold
+from e2e.data.loaders.crop_table import ORIENTATIONS, crop_table, upright_size
 from e2e.data.loaders.device_copy import Contended
 from e2e.data.loaders.gpu_decode import Ahead
 from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_crop
@@ -52,10 +56,10 @@ def damaged(root: Path) -> Path:
     return root
 
 
-def small_arrays(count: int = 12, side: int = 16) -> InMemory:
+def small_arrays() -> InMemory:
     generator = torch.Generator().manual_seed(1)
-    images = torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
-    labelled = Arrays(images, torch.arange(count) % 3)
+    images = torch.randint(256, (12, 3, 16, 16), dtype=torch.uint8, generator=generator)
+    labelled = Arrays(images, torch.arange(12) % 3)
     return InMemory("small", labelled, labelled, IMAGENET, 3)
 
 
@@ -437,3 +441,71 @@ def test_all_come_in_order_and_an_error_in_its_turn() -> None:
     ahead.close(1.0)
     with pytest.raises(RuntimeError):
         ahead.get()
+
+
+# ---- gpu-decode: crops for the resample kernel; itself: test_interpreted, test_compiled
+
+Box = tuple[int, int, int, int]
+Crop = tuple[tuple[int, int], Box, bool, int]  # stored height and width, box, flip, orientation
+
+
+@st.composite
+def crops(draw: st.DrawFn) -> Crop:
+    """Any box of any small image."""
+    stored = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    orientation = draw(st.sampled_from(ORIENTATIONS))
+    height, width = upright_size(*stored, orientation)
+    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    box = top, left, draw(st.integers(1, height - top)), draw(st.integers(1, width - left))
+    return stored, box, draw(st.booleans()), orientation
+
+
+def arguments(*crops: Crop) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes, flips and orientations as `resample` takes them."""
+    boxes, flips, orientations = (torch.tensor([crop[i] for crop in crops]) for i in (1, 2, 3))
+    return boxes, flips, orientations
+
+
+def turned_by_pillow(image: Tensor, orientation: int) -> Tensor:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, "PNG", exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(file))
+    return torch.from_numpy(np.array(upright)).permute(2, 0, 1)
+
+
+@given(crops())
+@settings(max_examples=60)
+def test_the_table_walks_the_crop_as_pillow_turns_it_and_torchs_filter_agrees(crop: Crop) -> None:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randint(256, (3, *crop[0]), generator=generator, dtype=torch.uint8)
+    (table,) = crop_table([0], [crop[0]], *arguments(crop)).tolist()
+    first, plane, down, across, height, width = table
+    walked = [
+        [[c * plane + first + y * down + x * across for x in range(width)] for y in range(height)]
+        for c in range(3)
+    ]
+    upright = turned_by_pillow(image, crop[3])
+    top, left, height, width = crop[1]
+    cut = upright[:, top : top + height, left : left + width]
+    assert torch.equal(image.flatten()[torch.tensor(walked)], cut.flip(2) if crop[2] else cut)
+    pytest.importorskip("triton")
+    from samples.resampling import reference
+
+    (found,) = reference([image], *arguments(crop), (5, 7), torch.ones(3), torch.zeros(3))
+    (wanted,) = torch.nn.functional.interpolate(
+        cut[None].float(), size=(5, 7), mode="bilinear", antialias=True
+    )
+    assert torch.allclose(found.float(), wanted.flip(2) if crop[2] else wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "box", [(-1, 0, 2, 2), (0, 0, 0, 2), (0, 0, 5, 2), (0, 3, 2, 2), (3, 0, 2, 2)]
+)
+def test_a_box_beyond_its_image_is_refused_and_an_orientation_that_exif_has_not(box: Box) -> None:
+    how = arguments(((4, 4), (0, 0, 4, 4), False, 1), ((4, 4), box, False, 1))
+    with pytest.raises(ValueError, match=re.escape(f"box {list(box)} of image 1 is not in its")):
+        crop_table([0, 0], [(4, 4)] * 2, *how)
+    for orientation in (0, 9):
+        with pytest.raises(ValueError, match="orientations are"):
+            crop_table([0], [(4, 4)], *arguments(((4, 4), (0, 0, 4, 4), False, orientation)))
