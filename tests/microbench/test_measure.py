@@ -37,9 +37,8 @@ class Spy(CpuClock):
         return super().block(launch, 1)
 
 
-def group_of(*precisions: str, size: int = 24, backend: str = "cpu", data: str = "normal") -> Group:
-    problem = Gemm(size, size + 8, size + 16)
-    return Group(tuple(Case(problem, p, backend, data) for p in precisions))
+def group_of(*precisions: str) -> Group:
+    return Group(tuple(Case(Gemm(24, 32, 40), p, "cpu") for p in precisions))
 
 
 @pytest.fixture
