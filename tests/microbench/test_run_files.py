@@ -322,10 +322,8 @@ def test_each_missing_name_of_the_document_is_refused(name: str) -> None:
 # ---------------------------------------------------------------- one wrong value, anywhere
 
 JUNK = (None, "text", -1, 10**39, [], {"a": 1})  # a file has no more digits
-# A file of every kind that is published, and one run with every field.
-KINDS = (
-    "", "layers-resnet50", "loaders", "ranks-strong", "ledger-resnet50", "fleet",
-)  # fmt: skip
+# A file of every kind that is published; and a run and a training with every field.
+PUBLISHED = ("layers-resnet50", "loaders", "ranks-strong", "ledger-resnet50", "fleet")
 
 
 class Unseen(Console):
@@ -359,11 +357,13 @@ def used(data: Json, sound: Run | None = None) -> str:
     return "read"
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["kernels", "training", *PUBLISHED])
 def test_any_value_of_another_type_is_refused_or_takes_no_part(name: str) -> None:
     """A file from anywhere never ends in a traceback, whichever one value in it is wrong."""
-    whole = json.loads((H200 / f"{name}.json").read_text()) if name else document()
-    if name:  # one result or row of it
+    whole = json.loads((H200 / f"{name}.json").read_text()) if name in PUBLISHED else document()
+    if name == "training":
+        whole |= {"results": [json.loads((ROOT / "tests/samples/training.json").read_text())]}
+    if name in PUBLISHED:  # one result or row of it
         whole |= {part: whole[part][:1] for part in ("results", "rows") if part in whole}
     assert used(whole) == "read"
     sound = None if document_of(whole) else run_from_json(whole)
