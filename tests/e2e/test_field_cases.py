@@ -467,13 +467,6 @@ for p in own: p.register_post_accumulate_grad_hook(update)
 for _ in range(40): model(torch.ones(8, 64)).square().mean().backward()
 print("the end")
 """
-WORKERS = """
-class Slow(torch.utils.data.Dataset):
-    def __len__(self): return 400
-    def __getitem__(self, index): time.sleep(0.08); return torch.ones(8, 64)
-for batch in torch.utils.data.DataLoader(Slow(), batch_size=1, num_workers=2):
-    loss(batch); optimizer.step()
-"""
 THREAD = """
 def produce():
     while True: time.sleep(0.02); ready.put(torch.ones(8, 64))
@@ -487,21 +480,15 @@ LINE = 1 + (START + THREAD).split("batch = ready.get()")[0].count("\n")
 
 
 @pytest.mark.parametrize(
-    ("script", "said", "cause", "least", "step_ms"),
-    [
-        (IN_BACKWARD, "", "", 0, 0),
-        (WORKERS, "", DATA, 0.5, 30),  # two workers give a batch each 40 ms
-        (THREAD, f"train.py:{LINE}", f"{OWN}|data", 0, 10),
-    ],
-    ids=["F1", "F2", "F3"],
+    ("script", "said", "cause", "step_ms"),
+    [(IN_BACKWARD, "", "", 0), (THREAD, f"train.py:{LINE}", f"{OWN}|data", 10)],
+    ids=["F1", "F3"],
 )
 def test_a_script_on_the_cpu_is_diagnosed(
-    script: str, said: str, cause: str, least: float, step_ms: float,
-    tmp_path: Path, quick_python: str,
-) -> None:  # fmt: skip
+    script: str, said: str, cause: str, step_ms: float, tmp_path: Path, quick_python: str
+) -> None:
     (tmp_path / "train.py").write_text(START + script)
-    more = ("--after", "4", "--bare", "8") * (script == WORKERS)
-    words = ("-m", "e2e", "diagnose", *STEPS, *more, "--json", "found.json", "train.py")
+    words = ("-m", "e2e", "diagnose", *STEPS, "--json", "found.json", "train.py")
     done = User(tmp_path, quick_python).run(*words, PYTHONPATH=str(ROOT))
     assert "Traceback" not in done.stderr, done.stderr
     text = (tmp_path / "found.json").read_text()
@@ -511,7 +498,6 @@ def test_a_script_on_the_cpu_is_diagnosed(
         assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
         assert run["window_ns"] / run["steps"] >= step_ms * MS
         assert has(cause, run["bottleneck"])
-        assert share.get(LOADER, 0) >= least
         assert share.get(OPTIMIZER, 0) < 0.3 or script == IN_BACKWARD
         for first in run["findings"][:1]:
             assert run["bottleneck"] in first["title"]
