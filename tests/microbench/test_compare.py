@@ -59,25 +59,7 @@ def verdicts(a: Run, b: Run) -> list[str]:
     return [row.verdict for row in compare(a, b).rows]
 
 
-def scaled(run: Run, factor: float) -> Run:
-    return run_of(*(replace(r, measurement=timed((r.median_s or 0) * factor, 0.4))
-                    for r in run.results))  # fmt: skip
-
-
 SOME = run_of(*[result(2**i, 10.0 ** (i - 9), sm_clock_mhz=1700.0) for i in range(5, 9)])
-
-
-# ---------------------------------------------------------------- verdicts
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "verdict"), [(1.0, 1.0, "same"), (1.0, 1.2, "slower"), (1.2, 1.0, "faster")]
-)
-def test_the_ratio_of_the_times_is_the_verdict(a: float, b: float, verdict: str) -> None:
-    comparison = compare(scaled(SOME, a), scaled(SOME, b))
-    assert [row.verdict for row in comparison.rows] == [verdict] * comparison.count(verdict)
-    assert [row.ratio for row in comparison.rows] == pytest.approx([a / b] * 4)
-    assert (comparison.differences, comparison.only_a, comparison.only_b) == ([], [], [])
 
 
 # ---------------------------------------------------------------- reasons and thresholds
