@@ -35,7 +35,7 @@ from microbench.report.screen import print_report
 from microbench.results.codec import decode, result_to_json, run_from_json, run_to_json
 from microbench.results.comparison import compare
 from microbench.results.kinds import document_of
-from microbench.results.runfile import as_run, check_writable, probe, read_run, write_run
+from microbench.results.runfile import as_run, read_run, write_run
 from microbench.results.types import (
     Amount,
     AtLeastOne,
@@ -426,22 +426,6 @@ def test_a_newer_schema_says_so(path: Path, name: str) -> None:
     path.write_text(json.dumps({name: "fleet", "schema_version": 3}))
     with pytest.raises(UserError, match=rf"{path} has schema_version 3.*update halfway"):
         report_of_file(path)
-
-
-# ---------------------------------------------------------------- at once or not at all
-
-
-@pytest.mark.parametrize(
-    "place", [".", "missing/run.json", "file/run.json", "/proc/run.json", "x" * 300]
-)
-def test_an_unwritable_path_is_found_without_leaving_anything(tmp_path: Path, place: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--json") as caught:
-        check_writable(tmp_path / place, "--json")
-    assert "\n" not in str(caught.value)
-    check_writable(tmp_path / "run.json", "--json")
-    probe(tmp_path / "run.json", "--resume")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 # ---------------------------------------------------------------- what reading loads
