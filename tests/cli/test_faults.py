@@ -254,7 +254,7 @@ def damage_all(rng: random.Random, data: Any) -> None:
 # ---------------------------------------------------------------- run files
 
 SHOWN = ([], ["--verbose"], ["--csv"], ["--markdown"], ["--html", "new.html"])
-KINDS = ("cpu/gemm-fp16.json", "nvidia-h200/train-resnet50.json", "nvidia-h200/loaders.json",
+KINDS = ("cpu/gemm-fp16.json", "nvidia-h200/verify-resnet50.json", "nvidia-h200/loaders.json",
          "nvidia-h200/fleet.json",
          "nvidia-h200/diagnose/fp32_island.json")  # fmt: skip
 HOSTILE = "=1+1|</script><script src=//x>![a](http://b.invalid)\x1b[31m\x9b\u202e\n[bold]\\|"
