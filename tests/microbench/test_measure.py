@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.case import Candidate, Case, Target
 from kernels.gemm import Gemm, torch_blas
 from kernels.gemm.operands import Operands
 from microbench.device.device import describe, open_telemetry
@@ -194,17 +194,6 @@ def test_a_kernel_that_raises_at_once_or_in_the_turns_fails_alone(
     m = found["fp32"].measurement
     assert m is not None
     assert sum(m.blocks) == len(m.times_s)
-
-
-def test_a_back_end_that_cannot_is_skipped_with_its_reason(
-    measurer: Measurer, fake_back_end: Callable[..., None]
-) -> None:
-    def fake(_: Case, __: Operands) -> Sequence[Candidate]:
-        raise CannotRun("needs M in multiples of 8, not 7")
-
-    fake_back_end("bf16", fake)
-    result = measure(measurer, group_of("fp32", "bf16"))["bf16"]
-    assert (result.status, result.reason) == ("skipped", "needs M in multiples of 8, not 7")
 
 
 # ---------------------------------------------------------------- whom to blame
