@@ -130,7 +130,7 @@ def test_completion_is_a_script_for_the_shell_and_bash_completes_commands() -> N
 
 
 RESULTS = ROOT / "results" / "nvidia-h200"
-GEMM, ALL, OWN = (RESULTS / f"gemm-{name}.json" for name in ("fp16", "all", "triton"))
+GEMM, OWN = (RESULTS / f"gemm-{name}.json" for name in ("fp16", "triton"))
 TRAINED, EIGHT = RESULTS / "train-resnet50.json", RESULTS / "processes-gemm.json"
 
 

@@ -108,16 +108,6 @@ def check_steps(result: Doc) -> None:
     assert result["step_s"] == pytest.approx(median(times), rel=1e-3)
     low, high = result["ci95_s"] or (result["step_s"],) * 2
     assert 0 < low <= result["step_s"] <= high
-    for warning in result["warnings"]:
-        assert all(warning[name] for name in ("symptom", "cause", "remedy"))
-
-
-def check_phases(result: Doc) -> None:
-    phases = {phase["name"]: phase["host_s"] for phase in result["phases"]}
-    assert list(phases) == ["data", "copy", "forward", "backward", "optimizer"]
-    assert min(phases.values()) >= 0
-    assert min(phases["forward"], phases["backward"], phases["optimizer"]) > 0
-    assert result["data_wait_s"] == phases["data"]
 
 
 # ---------------------------------------------------------------- the main command
@@ -135,7 +125,6 @@ def test_the_numbers_of_a_comparison_agree(shop: Shop) -> None:
         assert "CPU" in tf32["reason"]
         for result in (fp32, amp):
             check_steps(result)
-            check_phases(result)
             assert (result["unit"], result["step_units"]) == ("img", batch)
         assert set(amp["speedup"]) == {"fp32"}
         same = [{**result["case"], "recipe": None} for result in results]
@@ -171,7 +160,6 @@ def test_tokens_are_counted(folder: Path) -> None:
         assert result["step_units"] == 2 * int(result["case"]["input"])
         assert (result["case"]["layout"], result["case"]["image_size"]) == ("", None)
         check_steps(result)
-        check_phases(result)
     assert "tok/s" in shown(file)
     assert "img/s" not in shown(file)
 

@@ -24,7 +24,6 @@ from e2e.schedule import parse_schedule
 from e2e.training.optimizer import MOMENTUM
 from e2e.training.trainer import Trainer
 
-CPU = torch.device("cpu")
 FEATURES, CLASSES = 12, 5
 LR, DECAY = 0.05, 0.01
 OPTIMIZERS = ("sgd", "adam", "adamw")

@@ -274,7 +274,6 @@ def test_what_differs_is_said_and_what_is_no_longer_measured_is_slower() -> None
 
 RUNS, CASES, PROCESSES = 20, 20, 3
 GEMM = Noise(NOISE_PCT, op="gemm")  # of one process
-KNOWN = ProcessPriors(VariancePrior(0.004**2, 30.0), VariancePrior(0.004**2, 30.0))
 
 
 def several(medians_s: Sequence[float], mhz: float | None = None) -> Timed:

@@ -260,7 +260,6 @@ def test_paths_and_libraries_are_checked_before_measuring(
 # ---------------------------------------------------------------- parts
 
 
-EVIL = "[bold]\x1b[31m<script>a</script>](b)|`\r\n\u202e=1+1"
 COLUMNS = [
     Column("back end", "name", once=True), Column("size", "size"),
     Column("time", "s", fmt.duration),
