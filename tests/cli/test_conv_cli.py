@@ -21,7 +21,6 @@ from microbench.results.runfile import read_run
 
 Doc = dict[str, Any]
 PASSES = ("fprop", "dgrad", "wgrad")
-DIMS = ("n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
 CPU = ("--device", "cpu", "--quiet")
 
 
@@ -61,7 +60,6 @@ def test_what_ran_is_right_and_compared(shop: Shop) -> None:
     )  # fmt: skip
     for result in run["results"]:
         case = result["case"]
-        assert all(isinstance(case[d], int) for d in DIMS)
         assert (case["layout"], case["r"], case["s"], case["padding"]) == ("nhwc", 3, 3, 1)
         if result["precision"] == "bf16" and (case["c"], case["k"]) != (4, 8):
             against = result["speedup"]["fp32"]

@@ -174,7 +174,7 @@ def test_a_line_on_a_terminal_tells_the_time_left(folder: Path, tmp_path: Path) 
 # ---------------------------------------------------------------- recipes and options
 
 
-def test_options_reach_the_case_the_step_and_the_screen(folder: Path) -> None:
+def test_options_reach_the_case_and_the_step(folder: Path) -> None:
     file = folder / "halves.json"
     words = ("mine:build", "--recipe", "fp16,bf16", "--loss-scale", "256", *OWN,
              "--keep-batchnorm-fp32", "--accumulate", "2", "--optimizer", "adamw", "--warmup", "2",
@@ -195,8 +195,6 @@ def test_options_reach_the_case_the_step_and_the_screen(folder: Path) -> None:
         assert repeat["steps"] == 4
         # scaled by 256 and not unscaled, it would be 256 times ln 10
         assert repeat["first_loss"] is None or 1 < repeat["first_loss"] < 5
-    for words in ("256", "adamw", "accumul"):
-        assert words in shown(file, "--verbose").lower()
 
 
 RUNGS = ("fp32", "tf32", "channels_last", "amp", "fused", "compile", "graph")

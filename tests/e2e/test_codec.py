@@ -237,9 +237,9 @@ def timed(recipe: str, step_s: float, pace: float | None = None, **more: Any) ->
     return replace(made, steps=steps, limit=None, skipped_steps=1, **more)
 
 
-def in_process(number: int, pace: float | None = None) -> list[Training]:
+def in_process(number: int) -> list[Training]:
     off = OFF_PCT[number % len(OFF_PCT)]
-    return [timed(name, s * (1 + off[name] / 100), pace) for name, s in BASE_S.items()]
+    return [timed(name, s * (1 + off[name] / 100)) for name, s in BASE_S.items()]
 
 
 def in_processes(count: int) -> list[Training]:
@@ -282,16 +282,12 @@ def test_steps_are_geometric_means_of_processes_and_a_failed_arm_s_over_the_othe
     assert amp.speedup["fp32"].ratio == pytest.approx(math.prod(each) ** 0.5)
 
 
-def written(training: Training) -> dict[str, Any]:
-    return json.loads(json.dumps(to_json(training)))
-
-
 def test_a_file_keeps_the_processes_and_an_older_one_has_none() -> None:
     for training in in_processes(3):
-        assert from_json(written(training), "x") == training
+        assert from_json(as_file(to_json(training)), "x") == training
     (plain, _) = in_process(0)
-    assert "processes" not in written(plain)
-    assert from_json(written(plain), "x") == plain
+    assert "processes" not in as_file(to_json(plain))
+    assert from_json(as_file(to_json(plain)), "x") == plain
 
 
 @pytest.mark.parametrize(
@@ -304,7 +300,7 @@ def test_processes_that_cannot_be_are_refused(part: dict[str, Any]) -> None:
     first, second = training.steps.processes
     steps = replace(training.steps, processes=(replace(first, **part), second))
     with pytest.raises(ValueError, match="processes"):
-        from_json(written(replace(training, steps=steps)), "x")
+        from_json(as_file(to_json(replace(training, steps=steps))), "x")
 
 
 # ---------------------------------------------------------------- comparing
