@@ -109,9 +109,9 @@ def test_synthetic_images_are_one_normal_batch_of_the_seed() -> None:
 HALF = Normal((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
-def numbered(count: int, side: int = 8, classes: int = 10) -> InMemory:
+def numbered(count: int, classes: int = 10) -> InMemory:
     """Images that are their own number in every pixel; classes follow one another."""
-    pixels = torch.arange(count, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, side, side)
+    pixels = torch.arange(count, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, 8, 8)
     labelled = Arrays(pixels.contiguous(), torch.arange(count) % classes)
     return InMemory("numbered", labelled, labelled, HALF, classes)
 
