@@ -393,7 +393,7 @@ def _by_layer(run: Run, layers: Sequence[MeasuredLayer], base: str) -> Part:
         Column("the library\nsplits K at", "library"),
         Column("our kernel\nis faster at", "ours"),
     ]
-    return Part(f"Each layer in {base}", columns, rows)
+    return Part(f"Each layer in {base}", columns, rows, level=VERBOSE)
 
 
 def _spans(tokens: Collection[int], measured: Collection[int]) -> str:
