@@ -372,7 +372,7 @@ def test_linear_layers_beside_transformer_engine() -> None:
     assert list(found) == [("15872", s) for s in ("4096x12288", "4096", "4096x16384", "16384x4096")]
     gains: list[str] = []
     for layout, name, backend in (
-        ("graph", "fp8-tensor", "torchao"), ("graph", "fp8-block", "torch"),
+        ("graph", "fp8-tensor", "torchao"),
         ("quantised", "fp8-tensor", "torch"), ("quantised", "fp8-block", "torch"),
         ("graph", "fp8-tensor", "torch"),
     ):  # fmt: skip
@@ -382,13 +382,14 @@ def test_linear_layers_beside_transformer_engine() -> None:
         )
         gains.append(f"{base / own:.2f}")
     *shown, by_torch = gains
-    assert [row[2] for row in table(FP8, "FP8 over BF16")] == shown
+    assert [row[2] for row in table(FP8, "FP8 over BF16") if row[2]] == shown
     says(FP8, "Its tool times", by_torch)
 
 
 def test_attention_and_batches() -> None:
-    calls = [r for r in run("attention").results if r.measurement
-             and (r.case.backend, r.case.precision_name) == ("torch", "bf16")]  # fmt: skip
+    every = [r for r in run("attention").results
+             if (r.case.backend, r.case.precision_name) == ("torch", "bf16")]  # fmt: skip
+    calls = [result for result in every if result.measurement]
     rows: list[Row] = []
     for result in (r for r in calls if r.case.problem.setting["heads"] == "16x64"):
         problem, others = result.case.problem, result.vs_backend
@@ -403,7 +404,7 @@ def test_attention_and_batches() -> None:
     assert table(RESULTS, "pass", "length") == rows
     faster = [r for r in calls for ratio in r.vs_backend.values()
               if (ratio.ci95 or (1, 1))[1] < 1 / MIN_GAIN]  # fmt: skip
-    says(RESULTS, "torch picks the fastest", len(calls) - len({id(r) for r in faster}), len(calls))
+    says(RESULTS, "torch picks the fastest", len(calls) - len({id(r) for r in faster}), len(every))
     rows = []
     for name in ("gemm-batch", "gemm-grouped"):
         for result in (r for r in run(name).results if "separate" in r.vs_backend):
