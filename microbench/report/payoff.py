@@ -280,7 +280,8 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
 
 def _widths(of_map: Sequence[Payoff]) -> list[str]:
     """The channels that the map has, narrowest first."""
-    return sorted({fmt.size(row.result.case) for p in of_map for row in p.rows}, key=_area)
+    sizes = {fmt.size(row.result.case) for p in of_map for row in p.rows}
+    return sorted(sorted(sizes), key=_area)
 
 
 def _map(key: Map, of_map: Sequence[Payoff]) -> Part:
