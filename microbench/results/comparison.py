@@ -41,7 +41,7 @@ MUST_AGREE = ("timer", "l2", "regime")
 CARD = "card"  # the device fact that tells two cards of one model apart
 SAME_CARD, ANOTHER_CARD = "same card", "another card"
 MAX_THRESHOLD_PCT = 1000.0
-MOST_FACTS, NOT_SET = 3, ["not set"]  # of runs without a case in common
+MOST_FACTS = 3  # of runs without a case in common
 
 
 @dataclass(frozen=True)
@@ -173,35 +173,16 @@ def _by_key(run: Run) -> dict[str, Entry]:
 
 
 def _apart(a: Iterable[str], b: Iterable[str]) -> str:
-    """ ": network is resnet50 in A, vgg16 in B": facts of which A and B share no value, or that one
-    alone names.
-    """
-    ours, theirs = _facts(a), _facts(b)
-    if not ours or not theirs:
-        return ""
+    """ ": A alone has search=short": what is in the keys of one run's cases alone."""
+    ours, theirs = (
+        {part: None for key in keys for part in re.split("[/,]", key)} for keys in (a, b)
+    )
     texts = [
-        f"{name} is {_or(ours.get(name, NOT_SET))} in A, {_or(theirs.get(name, NOT_SET))} in B"
-        for name in sorted({**ours, **theirs}, key=lambda name: (name in ours) != (name in theirs))
-        if not ours.get(name, {}).keys() & theirs.get(name, {}).keys()
+        f"{run} alone has {', '.join(alone[:MOST_FACTS])}"
+        for run, own, other in (("A", ours, theirs), ("B", theirs, ours))
+        if (alone := [part for part in own if part not in other])
     ]
-    shown = texts[:1] if ours["kind"] != theirs["kind"] else texts[:MOST_FACTS]
-    return f": {'; '.join(shown)}" if shown else ": no case has all its settings in both"
-
-
-def _facts(keys: Iterable[str]) -> dict[str, dict[str, None]]:
-    """The values of each fact that the cases' keys name, "gemm/m=256,n=256/nt", in their order."""
-    facts: dict[str, dict[str, None]] = {}
-    for key in keys:
-        for fact in f"kind={key}".replace("/", ",").split(","):
-            name, given, value = fact.partition("=")
-            if given:
-                facts.setdefault(name, {})[value] = None
-    return facts
-
-
-def _or(values: Iterable[str]) -> str:
-    first, *others = values
-    return f"{first} and {len(others)} more" if others else first
+    return f": {'; '.join(texts)}" if texts else ""
 
 
 def _refuse_other_settings(a: Run, b: Run) -> None:

@@ -198,8 +198,8 @@ def refusal(a: Run, b: Run) -> str:
         (SOME, replace(SOME, method_version=METHOD_VERSION + 1), "method"),
         *((run_of(result(64)), run_of(result(64, **{name: other})), f"{name}.*{other}")
           for name, other in (("timer", "graph"), ("l2", "warm"), ("regime", "burst"))),
-        (run_of(result(64)), run_of(result(128)), "64 in A, .*128 in B"),
-        (SHORT, WHOLE, "common: search is short in A, not set in B$"),
+        (run_of(result(64)), run_of(result(128)), "A alone has .*64.*; B alone has .*128"),
+        (SHORT, WHOLE, "common: A alone has search=short"),
         (run_of(), run_of(result(128)), "no case"), (run_of(), run_of(), "no case"),
     ],
 )  # fmt: skip
