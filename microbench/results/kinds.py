@@ -28,12 +28,14 @@ class Codec(Protocol):
 
     def to_json(self, entry: Any, /) -> Json:
         """The result as the schema writes it."""
+        ...
 
     def from_json(self, data: Json, where: str) -> Any:
         """The inverse of `to_json`.
 
         ValueError names the field that is invalid; `where` locates the result.
         """
+        ...
 
 
 class Report(Protocol):
@@ -41,12 +43,15 @@ class Report(Protocol):
 
     def report(self, run: Run, /) -> Any:
         """What a run says of them, as `microbench.report.parts.Report`."""
+        ...
 
     def cells(self, case: Any) -> tuple[str, str, str]:
         """How a comparison names a case: (what varies most, what was measured, options)."""
+        ...
 
     def ratio(self, op: str, ratio: Ratio, /) -> str:
         """A ratio of two times of results of kind `op`, with its interval, as text."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -146,10 +146,12 @@ class AnyCase(Protocol):
     @property
     def op(self) -> str:
         """The kind, as the run file names it."""
+        ...
 
     @cached_property
     def key(self) -> str:
         """Stable identity: the same text in every run of every version."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -178,25 +180,31 @@ class Entry(Protocol):
     @property
     def case(self) -> AnyCase:
         """What was measured."""
+        ...
 
     @property
     def status(self) -> str:
         """ "ok", "skipped", "failed", or a kind's own."""
+        ...
 
     @property
     def reason(self) -> str | None:
         """Why it was not measured; None where it was."""
+        ...
 
     @property
     def timed(self) -> Timed | None:
         """Its time; None if not measured."""
+        ...
 
     @property
     def changed_in(self) -> tuple[int, ...]:
         """The versions of the method that changed how such a result is measured."""
+        ...
 
     def caveat(self, other: Any) -> str:
         """Why a comparison with the same case in another run is less certain; "" for nothing."""
+        ...
 
 
 SCHEMA_VERSION = 2

@@ -95,6 +95,7 @@ class Timer(Protocol):
 
         RuntimeError when the launch waits for the GPU; what the launch raises is passed on.
         """
+        ...
 
     def run(self, launch: Launch, times: int) -> None:
         """Launch `times` times back to back, untimed, and wait for the device: a warm-up."""
