@@ -23,13 +23,8 @@ MAX_BYTES = 128 << 20  # of a file that is read: 25 times the largest published 
 MAX_DIGITS = 40  # of an integer: no size, count or seed has more
 
 
-def check_regular(path: Path) -> None:
-    """OSError unless it is a regular file of at most MAX_BYTES; nothing of it is read."""
-    os.close(open_regular(path))
-
-
 def read_regular(path: Path) -> bytes:
-    """The content of a regular file. OSError as of `check_regular`, before a byte is read."""
+    """The content of a regular file. OSError as of `open_regular`, before a byte is read."""
     with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:  # it grew, or its size is not known, as below /proc

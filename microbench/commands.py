@@ -126,7 +126,6 @@ def explain_again(file: Path) -> None:
     The file keeps its permissions and its links. UserError for a file that is no run, cannot be
     written, or is being measured.
     """
-    runfile.check_readable(file)
     console = make_console()
     with runfile.claimed(file, "FILE"):
         run = runfile.read_run(file)

@@ -17,7 +17,8 @@ import click
 from kernels.files import made_writable, state_folder, temporary_folder, warn
 from kernels.op import OWN
 from microbench.command_line import Outputs, given, typed, without_folder
-from microbench.device.host import LOAD, watched_environment
+from microbench.device.doctor import watched_environment
+from microbench.device.host import LOAD
 from microbench.errors import NothingMeasured, UserError
 from microbench.results import runfile
 from microbench.results.kinds import kinds
@@ -63,7 +64,6 @@ def run_file(outputs: Outputs, name: str) -> Generator[tuple[Path, Run | None]]:
     """
     check_outputs(outputs)
     if outputs.resume:
-        runfile.check_readable(outputs.resume)
         with runfile.claimed(outputs.resume, "--resume"):
             yield outputs.resume, runfile.read_run(outputs.resume)
         return

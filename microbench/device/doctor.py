@@ -50,6 +50,12 @@ VARIABLES: dict[str, tuple[Level, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+def watched_environment() -> dict[str, str]:
+    """The environment variables that change results and are set, as in the run file."""
+    watched = (*VARIABLES, "OMP_NUM_THREADS")
+    return {name: os.environ[name] for name in watched if name in os.environ}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One fact, judged.
@@ -134,9 +140,9 @@ def _runs_on(name: str, capability: tuple[int, int]) -> bool:
 def _environment(info: DeviceInfo) -> Iterator[Finding]:
     """Environment variables that change results."""
     found = False
-    for name, value in host.watched_environment().items():
-        level, effect, harmless = VARIABLES.get(name, ("ok", "", (value,)))
-        if info.kind == "cuda" and value not in harmless:
+    for name, (level, effect, harmless) in VARIABLES.items():
+        value = os.environ.get(name)
+        if info.kind == "cuda" and value is not None and value not in harmless:
             found = True
             yield Finding(name, level, f"{name}={value}: {effect}", "unset it")
     if not found:

@@ -28,22 +28,6 @@ CUBLAS_DISTRIBUTIONS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu
 STATE, PARENT, CPU_TICKS = 0, 1, slice(11, 15)
 TRITON_DISTRIBUTIONS = ("triton", "pytorch-triton")
 
-# Environment variables that change results silently; doctor says how.
-WATCHED_VARIABLES = (
-    "CUDA_LAUNCH_BLOCKING",
-    "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "TRITON_INTERPRET",
-    "OMP_NUM_THREADS",
-)
-
-
-def watched_environment() -> dict[str, str]:
-    """The environment variables that change results (WATCHED_VARIABLES) and are set."""
-    return {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
-
 
 def process_stat(pid: int, root: Path = ROOT) -> list[str] | None:
     """The fields of /proc/PID/stat after the name: STATE, PARENT, ..., CPU_TICKS; None if ended."""

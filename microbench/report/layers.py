@@ -247,7 +247,8 @@ def _not_measured(run: Run, network: NetworkUse) -> list[str]:
     skipped: dict[str, int] = {}
     for one in network.not_measured:
         skipped[one.reason] = skipped.get(one.reason, 0) + one.count * one.flops
-    measured = sum(use.count * run.by_group_flops.get(use.group, 0) for use in network.layers)
+    known = {result.case.group: result.flops for result in run.results}
+    measured = sum(use.count * known.get(use.group, 0) for use in network.layers)
     whole = measured + sum(skipped.values())
     return [
         f"{100 * flops / whole:.1f} % of the FLOPs not measured: {reason}"

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import msgspec
 
-from kernels.files import check_regular, read_json_file, write_atomically
+from kernels.files import read_json_file, write_atomically
 from kernels.messages import first_line
 from microbench.errors import UserError
 from microbench.results.codec import run_from_json, run_to_json
@@ -78,8 +78,8 @@ def read_json(path: Path) -> Json:
         data: Any = read_json_file(path)
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {_short(error)}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise UserError(f"{path} is not complete JSON ({error}); is the copy cut off?") from None
     except ValueError as error:
@@ -87,20 +87,6 @@ def read_json(path: Path) -> Json:
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a run file: no JSON object")
     return cast(Json, data)
-
-
-def check_readable(path: Path) -> None:
-    """UserError unless it is a file that `read_json` may read. None of it is read."""
-    try:
-        check_regular(path)
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {_short(error)}") from None
-
-
-def _short(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def check_writable(
@@ -116,7 +102,8 @@ def check_writable(
     except (FileNotFoundError, NotADirectoryError):
         mode = None
     except (OSError, ValueError) as error:
-        raise UserError(f"{option} {path}: {_short(error)}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{option} {path}: {why}") from None
     if mode is not None and stat.S_ISDIR(mode):
         raise UserError(f"{option} {path} is a folder; give a file name")
     if mode is not None and overwrite and not stat.S_ISREG(mode):
@@ -145,7 +132,7 @@ def probe(path: Path, option: str) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
             pass
     except OSError as error:
-        raise UserError(f"{option} {path}: cannot write the file ({_short(error)})") from None
+        raise UserError(f"{option} {path}: cannot write the file ({error.strerror})") from None
 
 
 def write_run(run: Run, path: Path) -> None:

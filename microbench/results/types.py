@@ -509,12 +509,3 @@ class Run:
     def varying(self) -> tuple[str, ...]:
         """Names of the settings that differ between the results."""
         return varying(self.results)
-
-    @cached_property
-    def by_group_flops(self) -> Mapping[str, int]:
-        """FLOPs of one launch of each problem, by `Case.group`."""
-        return {result.case.group: result.flops for result in self.results}
-
-    def result(self, key: str) -> Result | None:
-        """The result of the case with this key; None if there is none."""
-        return self.by_key.get(key)

@@ -182,7 +182,7 @@ def _gain(result: Result, other: Result, *, rates: bool = False) -> tuple[float,
 
 def _same_but(result: Result, case: Case, run: Run) -> Result | None:
     """The measured result of a case that differs from this one in one thing."""
-    found = run.result(case.key) if case.key != result.case.key else None
+    found = run.by_key.get(case.key) if case.key != result.case.key else None
     return found if found and found.measurement else None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.files import MAX_BYTES, check_regular, read_json_file, read_regular, write_atomically
+from kernels.files import MAX_BYTES, open_regular, read_json_file, read_regular, write_atomically
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_only_regular_files_and_json_within_bounds_are_read(tmp_path: Path, path
     large = tmp_path / "large"
     with large.open("wb") as file:
         file.truncate(MAX_BYTES + 1)  # it has no blocks, so that the test needs no disk
-    for read in (read_regular, check_regular):
+    for read in (read_regular, open_regular):
         with pytest.raises(OSError, match="128 MiB"):
             read(large)
     for content in (b"", b"{", b"[" * 100_000, b"1" * 5000, b"1e999", b"NaN",

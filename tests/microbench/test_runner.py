@@ -121,7 +121,7 @@ def test_a_death_while_ceilings_are_taken_does_not_end_the_run(
     monkeypatch.setattr(FakeSession, "calibrate", mortal)
     group = group_of(64)
     run = world.runner().measure(InOrder([group], 10.0))
-    assert run.result(group.cases[0].key) is not None
+    assert group.cases[0].key in run.by_key
     assert run.results[0].status == "ok"
 
 
@@ -172,7 +172,7 @@ def test_what_failed_is_tried_again_and_its_new_result_takes_its_place(world: Wo
     assert group.cases[3] in left[0].cases
     run = world.runner().measure(InOrder(left, 10.0))
     assert len(run.results) == 4
-    again = run.result(bad.case.key)
+    again = run.by_key.get(bad.case.key)
     assert again is not None
     assert again.status == "ok"
 
@@ -368,7 +368,7 @@ def test_a_comparison_that_lacks_a_case_is_measured_anew_unless_it_has_no_time(
     world.run = empty_run().with_results([skipped, result_of(group.cases[1])])
     run = world.runner(2).measure(InOrder([], 0.0), [group])
     assert world.asked() == [Group((group.cases[1],))]
-    assert run.result(group.cases[0].key) == skipped
+    assert run.by_key[group.cases[0].key] == skipped
 
 
 def test_an_interrupted_run_is_resumed_with_the_missing_processes(world: World) -> None:

@@ -288,12 +288,12 @@ def verdict(plant: Plant, run: Run) -> tuple[str, str | None, str]:
 
     NOT_APPLICABLE: the device cannot run it, or the numbers show that it was not planted.
     """
-    result = run.result(plant.case.key)
+    result = run.by_key.get(plant.case.key)
     if result is None or result.status == "skipped":
         return NOT_APPLICABLE, None, (result.reason if result else None) or "not measured"
     if result.bound is None:
         return WRONG, None, f"no bottleneck: {result.reason or 'failed'}"
-    twin = run.result(plant.twin.key) if plant.twin else None
+    twin = run.by_key.get(plant.twin.key) if plant.twin else None
     missing = plant.absent(result, twin, limits_for(result, run))
     if missing:
         return NOT_APPLICABLE, None, missing
@@ -307,7 +307,7 @@ def judged(plants: Sequence[Plant], run: Run) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for plant in plants:
         said, named, why = verdict(plant, run)
-        result = run.result(plant.case.key)
+        result = run.by_key.get(plant.case.key)
         rows.append({
             "condition": plant.condition, "control": bool(plant.never), "case": plant.case.key,
             "expected": plant.expected, "named": named, "why": why, "verdict": said,
