@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -252,7 +253,8 @@ def carry_out(pipe: Pipe, job: Job) -> None:
     def announce(key: str, stage: str) -> None:
         pipe.send(("stage", key, stage))
 
-    task, remarks = open_task(options, info.target(), announce, ranks)
+    with ranks.fail_together() if ranks else nullcontext():
+        task, remarks = open_task(options, info.target(), announce, ranks)
     data = task.data
     comparisons = plan(options, task.network.facts, info.kind, info.memory_bytes)
     check_data(options, data, info.kind)

@@ -97,7 +97,9 @@ def measure_stalls(
     `measure` is one of MEASURED; `load_budget_s` is seconds per loader.
     """
     loader = str(job.options.loader)
-    run = _loaded(job, run, load_cases(job, [loader], workers, ends=True), load_budget_s)
+    run = measure_loaders(
+        job, run, names=[loader], workers=workers, load_budget_s=load_budget_s, ends=True
+    )
     for cases in job.comparisons:
         plain = _changed(cases, loader="synthetic", workers=0)
         pinned = _changed(plain, loader="pinned")
@@ -131,24 +133,11 @@ def _points(joint: dict[int, Cases], predicted: dict[TrainCase, Predicted]) -> l
 
 
 def measure_loaders(
-    job: Session, run: Run, *, names: Sequence[str], workers: Sequence[int], load_budget_s: float
-) -> Run:
-    """Back ends alone, one after another; one that cannot run here is a result with its reason."""
-    return _loaded(job, run, load_cases(job, names, workers), load_budget_s)
-
-
-def _loaded(job: Session, run: Run, cases: Sequence[LoadCase], budget_s: float) -> Run:
-    """The run with these loaders measured alone."""
-    job.expect(Stage.LOADING, len(cases))
-    for case in cases:
-        run = job.loaded(run, case, budget_s)
-    return run
-
-
-def load_cases(
-    job: Session, names: Sequence[str], workers: Sequence[int], *, ends: bool = False
-) -> list[LoadCase]:
-    """Each loader with each number of workers; one without processes once.
+    job: Session, run: Run, *, names: Sequence[str], workers: Sequence[int], load_budget_s: float,
+    ends: bool = False,
+) -> Run:  # fmt: skip
+    """Each loader alone with each number of workers, one without processes once; one that cannot
+    run here is a result with its reason.
 
     `ends` adds, for the most workers, cold files and reading without decoding.
     """
@@ -163,7 +152,10 @@ def load_cases(
         if ends and "files" in LOADERS[last.loader].sources and case.data in OF_FILES:
             read = replace(last, loader="read")
             loads += [replace(last, cold=True), read, replace(read, cold=True)]
-    return loads
+    job.expect(Stage.LOADING, len(loads))
+    for load in loads:
+        run = job.loaded(run, load, load_budget_s)
+    return run
 
 
 def _changed(cases: Cases, **fields: Any) -> Cases:

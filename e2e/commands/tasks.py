@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -35,13 +34,6 @@ def open_task(
     options: TrainOptions, target: Target, announce: OnStage, ranks: Ranks | None
 ) -> tuple[Task, tuple[str, ...]]:
     """The task, and remarks on it. UserError for what is wrong with network or data."""
-    with ranks.fail_together() if ranks else nullcontext():
-        return _opened(options, target, announce, ranks)
-
-
-def _opened(
-    options: TrainOptions, target: Target, announce: OnStage, ranks: Ranks | None
-) -> tuple[Task, tuple[str, ...]]:
     name, device, given = options.network, target.torch_device, options.of_case
     announce("", f"building {name}")
     network = find(name, input=options.shape, loss=options.loss)

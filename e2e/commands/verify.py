@@ -49,8 +49,9 @@ def verified(session: Session, run: Run, cases: Cases) -> Run:
         causes = list(training.causes)
         for (i, change), trial in zip(todo, tried, strict=True):
             gain = 100 * (trial.per_s / again.per_s - 1) if trial.per_s and again.per_s else None
+            given = (f"--{k}" if v is True else f"--{k} {v}" for k, v in change.items())
             causes[i] = replace(
-                causes[i], fix=as_options(change), case_change=change, measured_gain_pct=gain
+                causes[i], fix=" ".join(given), case_change=change, measured_gain_pct=gain
             )
         run = session.saved(run, replace(training, causes=tuple(causes)), *tried, whole=False)
     return run
@@ -71,13 +72,6 @@ def _changes(training: Training, kind: str) -> Iterator[tuple[int, dict[str, Any
             change = {"workers": min(case.cpus or usable_cores(), max(1, 2 * case.workers))}
         if any(getattr(case, name) != value for name, value in change.items()):
             yield i, change
-
-
-def as_options(change: Mapping[str, Any]) -> str:
-    """A change to a case as command-line options."""
-    return " ".join(
-        f"--{name}" if value is True else f"--{name} {value}" for name, value in change.items()
-    )
 
 
 def _tried(

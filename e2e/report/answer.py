@@ -355,7 +355,9 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
     if on_gpu and best.limit and not named and not (explains and best.limit == "gpu"):
         reasons.append(_bottlenecks(view, best, many=many))
     if first and not many and len(view.groups) == 1:
-        reasons.append(_cause(first))
+        why = fmt.clean(first.why).partition("; ")[0].partition(": ")  # without its places
+        figures = why[0] + (f": {why[2]}" if "idle" in why[0] else "")
+        reasons.append(f"{title_words(first)}{f': {figures}' * bool(figures)}")
     yield from (Line("Why", text) for text in (*reasons, *_exchanges(view)))
     if do := _do(view, best, first):
         yield Line("Do", do)
@@ -408,13 +410,6 @@ def _bottlenecks(view: View, best: Training, *, many: bool) -> str:
     idle = "the GPU is idle" if best.limit == "host" else "the CPU waits for data"
     much = "" if waited is None else f" ({idle} for {waited:.0f} % of a {view.step})"
     return f"bottleneck of {view.named(best)}: {word}{much}"
-
-
-def _cause(cause: Cause) -> str:
-    """The title and the figures of a cause, without its places."""
-    why = fmt.clean(cause.why).partition("; ")[0].partition(": ")
-    figures = why[0] + (f": {why[2]}" if "idle" in why[0] else "")
-    return f"{title_words(cause)}{f': {figures}' * bool(figures)}"
 
 
 def _do(view: View, best: Training, first: Cause | None) -> str:

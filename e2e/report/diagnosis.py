@@ -10,7 +10,7 @@ from typing import Any
 from e2e.profile.causes import Cause, Gain
 from e2e.profile.compare import Aligned
 from e2e.profile.diagnosis import Diagnosis, Ranks, Traced, changes, step_ns
-from e2e.profile.products import Product, reach
+from e2e.profile.products import reach
 from e2e.profile.trials import ASIDE, SAID_APART
 from e2e.report.ledger import TERM_WORDS
 from e2e.results.terms import PYTHON, RESIDUAL
@@ -167,7 +167,11 @@ def _differs(base: Traced, other: Traced) -> str:
     """The terms that change most, in ms: "convolutions -1.20 ms, casts +0.31"."""
     terms = [row for row in changes(base, other) if row.term not in ("step", RESIDUAL)]
     terms.sort(key=lambda row: -abs(row.ns))
-    most = [f"{_words(row.term)} {float(row.ns / NS_PER_MS):+.3g}" for row in terms[:3] if row.ns]
+    most = [
+        f"{WORDS.get(row.term, row.term)} {float(row.ns / NS_PER_MS):+.3g}"
+        for row in terms[:3]
+        if row.ns
+    ]
     return f"changed most, in ms: {', '.join(most) or 'nothing'}"
 
 
@@ -236,10 +240,6 @@ def _trust(run: Traced) -> Iterator[str]:
         yield f"on a CPU: {amp}; data loading, waits and the number of launches carry over"
 
 
-def _words(term: str) -> str:
-    return WORDS.get(term, term)
-
-
 # ---------------------------------------------------------------- terms
 
 
@@ -264,7 +264,8 @@ def _terms_of_one(run: Traced) -> tuple[Part, float, Raw]:
     """
     rows: list[Json] = [
         {
-            "words": _words(term.term), "term": term.term, "ms": term.ns / run.steps / 1e6,
+            "words": WORDS.get(term.term, term.term), "term": term.term,
+            "ms": term.ns / run.steps / 1e6,
             "share": term.ns / run.window_ns, "idle": term.idle, "where": term.where or None,
             "waits": "idle" if term.idle else None, "size": abs(term.ns),
         }
@@ -287,7 +288,7 @@ def _terms_of_two(base: Traced, other: Traced) -> tuple[Part, float, Raw]:
     """The terms of two steps, those that differ most first."""
     rows: list[Json] = [
         {
-            "words": _words(row.term), "term": row.term,
+            "words": WORDS.get(row.term, row.term), "term": row.term,
             "base_ms": float(row.base_ns / NS_PER_MS), "other_ms": float(row.other_ns / NS_PER_MS),
             "change_ms": float(row.ns / NS_PER_MS),
             "size": max(abs(row.base_ns), abs(row.other_ns)),
@@ -325,7 +326,7 @@ def _causes_part(diagnosis: Diagnosis) -> Part:
         )
     if run.not_the_cause:
         split = [share.rsplit(" ", 2) for share in run.not_the_cause]  # "loader wait", "0.1", "%"
-        shares = (" ".join((_words(term), *share)) for term, *share in split)
+        shares = (" ".join((WORDS.get(term, term), *share)) for term, *share in split)
         sentences.append(f"Not the cause: {', '.join(shares)}.")
     sentences += [
         *_products_sentence(run),
@@ -431,7 +432,10 @@ def _product_parts(run: Traced) -> Iterator[Part]:
             Row({
                 "product": product, "shapes": product.shapes + " (misaligned)" * product.misaligned,
                 "floor_s": None if product.floor_s is None else product.floor_s * product.count,
-                "tensor_cores": _tensor_cores(product),
+                "tensor_cores": {
+                    True: "proved", False: "none",
+                    None: None if product.floor_s is None else "not proved",
+                }[product.tensor_cores],
             })
             for product in run.products
         ]  # fmt: skip
@@ -460,9 +464,3 @@ def _products_sentence(run: Traced) -> Iterator[str]:
             f"{100 * reached.proved:.0f} % of their time; {who} reach "
             f"{100 * reached.of_card:.0f} % of what {by} {'allow' if run.rates else 'allows'}."
         )
-
-
-def _tensor_cores(product: Product) -> str | None:
-    if product.tensor_cores is None:
-        return "not proved" if product.floor_s is not None else None
-    return "proved" if product.tensor_cores else "none"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from e2e.report.answer import where_of
@@ -163,9 +163,14 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
         if off:
             finding += f": the GPU's time is {off}, of {fmt.count(len(errors), 'measured step')}"
         lines = [Line("", finding)]
+        for name in in_order({name: 0 for arm in main for name in arm.speedup}):
+            ratios = [arm.speedup[name] for arm in main if name in arm.speedup]
+            clear = sum(is_clear(ratio) and ratio.ratio > 1 for ratio in ratios)
+            often = f"in {clear} of {len(ratios)}"
+            faster = f"A measured step is clearly faster than {view.title(name)} {often}"
+            lines.append(Line("", faster))
     else:
         lines = [Line("", _sentence(view, main[-1], device))]
-    lines += [Line("", sentence) for sentence in _by_measured_steps(view, main)]
     waits = [arm for arm in main if (_of(arm).host_s or 0.0) > MAY_LIMIT * _of(arm).step_s]
     first = (waits or main)[-1]
     predicted = _of(first)
@@ -191,18 +196,6 @@ def _launches_longer(view: View, arm: Training, name: str) -> bool:
     ones = [arm, *(other for other in group.arms if is_base(other, name, group))]
     known = [other.predicted for other in ones if other.predicted and other.predicted.of_operations]
     return any(predicted.host_s and predicted.host_s > predicted.step_s for predicted in known)
-
-
-def _by_measured_steps(view: View, arms: Sequence[Training]) -> Iterator[str]:
-    """How often a measured step is clearly faster than the baseline's, for all that were asked."""
-    if len(view.groups) == 1:
-        return
-    for name in in_order({name: 0 for arm in arms for name in arm.speedup}):
-        ratios = [arm.speedup[name] for arm in arms if name in arm.speedup]
-        clear = sum(is_clear(ratio) and ratio.ratio > 1 for ratio in ratios)
-        yield (
-            f"A measured step is clearly faster than {view.title(name)} in {clear} of {len(ratios)}"
-        )
 
 
 def _sentence(view: View, arm: Training, device: str) -> str:

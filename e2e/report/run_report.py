@@ -12,7 +12,7 @@ from functools import partial
 
 from e2e.case import DATA_WORDS, OP, TrainCase
 from e2e.report.answer import answer, warnings_of
-from e2e.report.arms import OPTIONS, in_words, view_of, what_was_trained
+from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.figures import interval
 from e2e.report.ledger import explained_parts, gains, title_words
 from e2e.report.loading import (
@@ -80,23 +80,36 @@ def ratio(op: str, value: Ratio) -> str:
 
 
 def report(run: Run) -> Report:
-    """Trainings; or recipes fed by loaders, and loaders alone; or what was predicted."""
-    if loader_sweeps(run) or not run.of(Training):
-        return _of_loaders(run)
-    view, device = view_of(run), run.device_name
-    predicts = run.kind in ("predict", "") and any(map(of_operations, view.arms))
+    """Trainings; or recipes by number of workers, then other trainings; or loaders alone; or what
+    was predicted.
+    """
+    view, device, trained = view_of(run), run.device_name, run.of(Training)
+    if sweeps := loader_sweeps(run):
+        lines = [line for sweep in sweeps for line in sweep_answer(sweep, device)][:MOST_LINES]
+        parts = [
+            sweep_part(sweeps[0], DEFAULT),
+            *(sweep_part(sweep, VERBOSE) for sweep in sweeps),
+            *map(reading_part, sweeps),
+            *loaders_parts(run, VERBOSE),
+            *_parts(run, view, predicts=False)[1:],
+        ]
+    elif trained:
+        predicts = run.kind in ("predict", "") and any(map(of_operations, view.arms))
+        lines = predicted_answer(run, view, device) if predicts else answer(run, view)
+        parts = [*_parts(run, view, predicts=predicts), *loaders_parts(run, VERBOSE)]
+    else:
+        lines, parts = loaders_answer(run, device), loaders_parts(run, DEFAULT)
     return Report(
-        answer=predicted_answer(run, view, device) if predicts else answer(run, view),
-        parts=[*_parts(run, predicts=predicts), *loaders_parts(run, VERBOSE)],
-        about=what_was_trained(run),
+        answer=lines,
+        parts=parts,
+        about=what_was_trained(run) if trained else (),
         raw=raw(run),
-        chart=partial(training_chart, run),
+        chart=partial(training_chart if trained and not sweeps else loading_chart, run),
     )
 
 
-def _parts(run: Run, *, predicts: bool) -> list[Part]:
+def _parts(run: Run, view: View, *, predicts: bool) -> list[Part]:
     """The parts of trainings."""
-    view = view_of(run)
     return [
         *([] if predicts else [recipes_part(view)]),
         *prediction_parts(view, screen=predicts),
@@ -111,29 +124,6 @@ def _parts(run: Run, *, predicts: bool) -> list[Part]:
         stages_part(run),
         warnings_part(warnings_of(view)),
     ]
-
-
-def _of_loaders(run: Run) -> Report:
-    """Recipes by number of workers, or loaders alone; other trainings with --verbose."""
-    sweeps, device = loader_sweeps(run), run.device_name
-    if not sweeps:
-        return Report(
-            answer=loaders_answer(run, device), parts=loaders_parts(run, DEFAULT), raw=raw(run),
-            chart=partial(loading_chart, run),
-        )  # fmt: skip
-    return Report(
-        answer=[line for sweep in sweeps for line in sweep_answer(sweep, device)][:MOST_LINES],
-        parts=[
-            sweep_part(sweeps[0], DEFAULT),
-            *(sweep_part(sweep, VERBOSE) for sweep in sweeps),
-            *map(reading_part, sweeps),
-            *loaders_parts(run, VERBOSE),
-            *_parts(run, predicts=False)[1:],
-        ],
-        about=what_was_trained(run),
-        raw=raw(run),
-        chart=partial(loading_chart, run),
-    )
 
 
 # ---------------------------------------------------------------- CSV

@@ -6,7 +6,7 @@ a step, convergence, several GPUs, the state of the device, and where the run's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import cast
@@ -51,9 +51,6 @@ def row_of(view: View, arm: Training) -> Row:
         "busy_pct": busy_pct(arm),
         "of_card_pct": 100 * arm.traced.of_card if arm.traced and arm.traced.of_card else None,
         "bottleneck": bottleneck(arm.limit) or None,
-        "accuracy": _with_deviation(arm, "accuracy"),
-        "loss": _with_deviation(arm, "loss"),
-        "train_s": _with_deviation(arm, "train_s"),
         "training_loss": mean_of(arm, "train_loss"),
         "steps": [repeat.steps for repeat in arm.repeats] or None,
         "skipped": [repeat.skipped_steps for repeat in arm.repeats],
@@ -176,8 +173,8 @@ def _brief_columns(view: View) -> list[Column]:
         Column("±", "arm.steps", _half, drop=10),
         *_ratios(view),
         Column("efficiency", "efficiency", ratio),
-        *([Column("accuracy\n%", "accuracy", _percents, drop=7),
-           Column("held-out\nloss", "loss", _spread, drop=9)] if learnt else []),
+        *([Column("accuracy\n%", "arm", _spread("accuracy", 100), drop=7),
+           Column("held-out\nloss", "arm", _spread("loss"), drop=9)] if learnt else []),
         *[Column("peak GB", "arm.memory_peak_bytes", fmt.gigabytes, drop=8)]
         * (len(view.groups) == 1),
         Column("bottleneck", "bottleneck", drop=5),
@@ -387,10 +384,10 @@ def convergence_part(view: View) -> Part:
     if generated != {False}:
         title += f", {'in part ' if len(generated) > 1 else ''}on generated data"
     columns = [
-        Column("accuracy\n%", "accuracy", _percents),
-        Column("held-out\nloss", "loss", _spread, drop=2),
+        Column("accuracy\n%", "arm", _spread("accuracy", 100)),
+        Column("held-out\nloss", "arm", _spread("loss"), drop=2),
         Column("training\nloss", "training_loss", fmt.number, drop=5),
-        Column("training\ns", "train_s", _spread, drop=1),
+        Column("training\ns", "arm", _spread("train_s"), drop=1),
         Column("steps", "steps", _range, drop=6),
         Column("skipped\nsteps", "skipped", _range, drop=3),
         Column("repeats", "repeats", drop=4),
@@ -417,20 +414,9 @@ def _repeats_note(arms: Sequence[Training]) -> list[str]:
     return ["; ".join(parts)] if parts else []
 
 
-def _with_deviation(arm: Training, name: str) -> tuple[float, float, bool] | None:
-    """Mean, deviation, and whether there are several repeats; None where it is not known."""
-    pair = getattr(arm, name)
-    return (*pair, len(arm.repeats) > 1) if pair else None
-
-
-def _spread(value: tuple[float, float, bool]) -> str:
-    mean, deviation, several = value
-    return spread((mean, deviation), several)
-
-
-def _percents(value: tuple[float, float, bool]) -> str:
-    mean, deviation, several = value
-    return spread((mean, deviation), several, 100)
+def _spread(name: str, scale: float = 1.0) -> Callable[[Training], str]:
+    """The mean of an arm's repeats, of several with its deviation, times `scale`."""
+    return lambda arm: spread(getattr(arm, name), len(arm.repeats) > 1, scale)
 
 
 def _range(values: Sequence[int]) -> str:
