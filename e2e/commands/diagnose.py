@@ -47,7 +47,7 @@ from microbench.stopping import scratch_folder
 from microbench.streams import clean
 
 if TYPE_CHECKING:  # torch is loaded when there is a trace to read
-    from e2e.profile.diagnosis import Diagnosis, Replay, Traced
+    from e2e.profile.diagnosis import Diagnosis, Traced
 
 DIAGNOSED, NOTHING_SEEN, SCRIPT_FAILED, CONDITION_MET = 0, 1, 3, 4  # exit codes; 2 is a mistake
 APART = "these traces share no communication between GPUs: they are not of one run, or of a CPU"
@@ -182,7 +182,12 @@ class Report:
                 if diagnosis is None:
                     self.console.print(f"{APART}: rank 0 alone is explained.")
             if diagnosis is None:
-                replay = _replay() if self.prove else None
+                replay = None
+                if self.prove:  # on the first GPU, or on the CPU where there is none
+                    from e2e.profile.replay import replayed
+                    from microbench.device.device import describe
+
+                    replay = partial(replayed, describe("auto").target())
                 diagnosis = diagnose([traces[0] for traces in runs], self.ceilings, replay)
         except NothingSeen as error:
             print(clean(f"error: {error}"), file=sys.stderr)
@@ -214,14 +219,6 @@ class Report:
         if self.html:
             write_page(page({"": report}), self.html)
             self.console.print(f"Page: {self.html}")
-
-
-def _replay() -> Replay:
-    """Replays on the first GPU, or on the CPU where there is none."""
-    from e2e.profile.replay import replayed
-    from microbench.device.device import describe
-
-    return partial(replayed, describe("auto").target())
 
 
 def document_of_diagnosis(diagnosis: Diagnosis, command: Sequence[str]) -> Json:
