@@ -6,7 +6,7 @@ from typing import Any
 
 from e2e.report import run_report
 from e2e.results import codec, loader_types
-from microbench.results.kinds import Document, Kind, register, register_document
+from microbench.results.kinds import DOCUMENTS, KINDS, Document, Kind
 from microbench.results.types import Json
 
 
@@ -16,6 +16,6 @@ def _diagnosis(data: Json) -> Any:
     return report(data)
 
 
-register("train", Kind(codec, run_report, noise_pct=3.0))
-register("load", Kind(loader_types, run_report, noise_pct=5.0))  # processes share cores
-register_document(Document("diagnose", {"check": "diagnose"}, _diagnosis))
+KINDS["train"] = Kind(codec, run_report, noise_pct=3.0)
+KINDS["load"] = Kind(loader_types, run_report, noise_pct=5.0)  # processes share cores
+DOCUMENTS.append(Document("diagnose", {"check": "diagnose"}, _diagnosis))

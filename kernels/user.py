@@ -139,9 +139,8 @@ class UserBackend:
         """The object's own, or one call of the function. ValueError as `load`."""
         if hasattr(self._found, "candidates"):
             return tuple(self._found.candidates(case, operands, target))
-        given: dict[str, Any] = {
-            name: value for name, value in operands.named.items() if name in self._names
-        }
+        named = getattr(operands, "named", {})  # a plain GEMM has nothing more
+        given: dict[str, Any] = {n: value for n, value in named.items() if n in self._names}
         if "out" in self._names:
             outputs = operands.outputs
             given["out"] = outputs[0] if len(outputs) == 1 else outputs

@@ -50,11 +50,6 @@ class Operands:
         return self.a, self.b
 
     @property
-    def named(self) -> dict[str, object]:
-        """What a user's function may also ask for by name: nothing for a GEMM."""
-        return {}
-
-    @property
     def outputs(self) -> tuple[torch.Tensor]:
         return (self.c,)
 

@@ -16,7 +16,7 @@ from microbench import fmt
 from microbench.report.parts import Column, Line, Part, Report, Row
 from microbench.report.report import HEADER
 from microbench.results.codec import decode
-from microbench.results.kinds import Document, register_document
+from microbench.results.kinds import DOCUMENTS, Document
 from microbench.results.types import Interval, Json, Ratio, Result
 
 CHECK = "fleet"  # the value of "check" in the file
@@ -194,12 +194,11 @@ def _value(value: object) -> str:
     return str(value)
 
 
-for document in (
+DOCUMENTS.extend((
     Document("fleet", {"check": "fleet"}, report),
     Document("a check of the method (tests/)", {"check": None}, check),
     Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
              figures),
     Document("examples/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),
              figures),
-):  # fmt: skip
-    register_document(document)
+))  # fmt: skip

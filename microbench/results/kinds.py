@@ -1,7 +1,7 @@
 """What a file may hold: results that other packages measure, and documents that are not runs.
 
 `show`, `compare` and `--resume` read every run file, whichever package measured it. A kind is found
-by the `op` of a result, a document by its fields. The packages above this one `register` theirs in
+by the `op` of a result, a document by its fields. The packages above this one add theirs in
 the modules that REGISTERING names, which load when a file is no run of kernels alone.
 """
 
@@ -78,18 +78,8 @@ class Document:
     report: Callable[[Json], Any]
 
 
-_KINDS: dict[str, Kind] = {}
-_DOCUMENTS: list[Document] = []
-
-
-def register(op: str, kind: Kind) -> None:
-    """Make the kind of results with this `op` known."""
-    _KINDS[op] = kind
-
-
-def register_document(document: Document) -> None:
-    """Make a document known; of several that a file may be, one known by a value counts."""
-    _DOCUMENTS.append(document)
+KINDS: dict[str, Kind] = {}  # by `op`; see `kinds`
+DOCUMENTS: list[Document] = []  # of several that a file may be, one known by a value counts
 
 
 @cache
@@ -102,7 +92,7 @@ def _load() -> None:
 def kinds() -> Mapping[str, Kind]:
     """Every kind by its `op`, but kernels'."""
     _load()
-    return _KINDS
+    return KINDS
 
 
 def reports(run: Run) -> list[Report]:
@@ -117,7 +107,7 @@ def document_of(data: Json) -> Document | None:
         return None
     _load()
     matching = [
-        document for document in _DOCUMENTS
+        document for document in DOCUMENTS
         if all(name in data and value in (None, data[name])
                for name, value in document.fields.items())
     ]  # fmt: skip

@@ -11,7 +11,7 @@ measured (`Entry.changed_in`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -390,15 +390,6 @@ def settings_of(case: Case) -> Mapping[str, str]:
     return {**case.problem.setting, "data": case.data}
 
 
-def varying(results: Iterable[Result]) -> tuple[str, ...]:
-    """Names of the settings that differ between the results."""
-    seen: dict[str, set[str]] = {}
-    for result in results:
-        for name, value in settings_of(result.case).items():
-            seen.setdefault(name, set()).add(value)
-    return tuple(name for name, values in seen.items() if len(values) > 1)
-
-
 @dataclass(frozen=True)
 class LayerUse:
     """Where a network uses a problem: `group` is the problem's `Case.group`, `which` its pass.
@@ -508,4 +499,8 @@ class Run:
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """Names of the settings that differ between the results."""
-        return varying(self.results)
+        seen: dict[str, set[str]] = {}
+        for result in self.results:
+            for name, value in settings_of(result.case).items():
+                seen.setdefault(name, set()).add(value)
+        return tuple(name for name, values in seen.items() if len(values) > 1)

@@ -134,16 +134,6 @@ def ratio_interval(
     return math.exp(centre), (math.exp(centre - half), math.exp(centre + half))
 
 
-def share_interval(hits: int, tries: int) -> Interval:
-    """95 % interval of a share, between 0 and 1 (E. B. Wilson, 1927); `tries` is above 0."""
-    z = t_quantile(CONFIDENCE, math.inf)
-    share = hits / tries
-    middle = (share + z**2 / (2 * tries)) / (1 + z**2 / tries)
-    spread = math.sqrt(share * (1 - share) / tries + z**2 / (4 * tries**2))
-    half = z * spread / (1 + z**2 / tries)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def excludes_one(interval: Interval) -> bool:
     """Whether a ratio's interval shows a difference: it does not contain 1."""
     return interval[0] > 1 or interval[1] < 1

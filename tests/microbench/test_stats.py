@@ -25,10 +25,10 @@ from microbench.timing.stats import (
     median,
     median_interval,
     ratio_interval,
-    share_interval,
     t_quantile,
 )
 from microbench.timing.timers import Block, Launch
+from tests.validation.aa import share_interval
 
 Floats = NDArray[np.float64]
 TICK_S = 32e-9

@@ -7,6 +7,7 @@ differently (`InterleavedSampler.plan`).
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.results.types import TIME_DECIMALS, Interval
 from microbench.timing import LARGE_FLOPS, SUSTAINED
 from microbench.timing.interleave import HEAVY, InterleavedSampler, Variant
-from microbench.timing.stats import CONFIDENCE, excludes_one, median, ratio_interval, share_interval
+from microbench.timing.stats import CONFIDENCE, excludes_one, median, ratio_interval, t_quantile
 from microbench.timing.timers import Timer, make_timer
 from tests.validation.evidence import measured_on, parser_of, says_mistakes, write
 
@@ -65,6 +66,16 @@ def main(arguments: list[str] | None = None) -> int:
     figures = {"tries": len(pairs), "holding_1": holding, "rows": [asdict(pair) for pair in pairs]}
     write(given.file, "aa", words, {**measured_on(info), **figures})
     return 0
+
+
+def share_interval(hits: int, tries: int) -> Interval:
+    """95 % interval of a share, between 0 and 1 (E. B. Wilson, 1927); `tries` is above 0."""
+    z = t_quantile(CONFIDENCE, math.inf)
+    share = hits / tries
+    middle = (share + z**2 / (2 * tries)) / (1 + z**2 / tries)
+    spread = math.sqrt(share * (1 - share) / tries + z**2 / (4 * tries**2))
+    half = z * spread / (1 + z**2 / tries)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def same_kernel_twice(info: DeviceInfo, tries: int, budget_s: float) -> list[Pair]:

@@ -79,10 +79,7 @@ def configurations(case: Case, target: Target) -> Configurations[ConvConfig]:
 
 
 def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
-    """The kernels of a configuration, compiled for the driver's target on tensors without memory.
-
-    ValueError for a label that is no configuration; what Triton raises is passed on.
-    """
+    """As `kernels.gemm.triton.backend.compiled`."""
     operands = without_memory(case)
     if case.problem.layout == "nchw":
         operands, _ = channels_last(operands)
