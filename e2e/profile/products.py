@@ -206,18 +206,6 @@ def _bytes(span: Span) -> int:
 # ---------------------------------------------------------------- in sum
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Shares of the products' time: with Tensor Cores `proved`, and of the floor in it.
-
-    `of_card` is the floor's time over the time that was taken, of the products whose floor is
-    known.
-    """
-
-    proved: float
-    of_card: float
-
-
 def of_card(step: Step, products: Sequence[Product], whole_ns: float) -> float | None:
     """Share of `whole_ns`, all steps, that their products take at least.
 
@@ -234,12 +222,14 @@ def of_card(step: Step, products: Sequence[Product], whole_ns: float) -> float |
     return min(1.0, floor_ns / whole_ns / step.trace.devices)
 
 
-def reach(products: Sequence[Product]) -> Reach | None:
-    """How far the products use the card; None without any, or on a card that is not known."""
+def reach(products: Sequence[Product]) -> tuple[float, float] | None:
+    """Shares of the products' time: that with Tensor Cores proved, and that of the floor, of those
+    whose floor is known. None without any, or on a card that is not known.
+    """
     known = [(p, p.floor_s) for p in products if p.floor_s is not None]
     known_ns = sum(p.kernel_ns for p, _ in known)
     if known_ns <= 0:
         return None
     floor_ns = sum(1e9 * p.count * seconds for p, seconds in known)
     proved_ns = sum(p.kernel_ns for p in products if p.tensor_cores)
-    return Reach(proved_ns / sum(p.kernel_ns for p in products), floor_ns / known_ns)
+    return proved_ns / sum(p.kernel_ns for p in products), floor_ns / known_ns

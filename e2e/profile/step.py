@@ -487,7 +487,7 @@ def _split_late(ops: Iterator[Op], trace: Trace, idle: _Idle) -> Iterator[Op]:
         if op.term != terms.COMMUNICATION or place == len(starts):
             yield op
             continue
-        launch = idle.launch_of(computing[place])
+        launch = idle.launches.get(computing[place].correlation)
         late = min(max(launch.start, op.start), op.end) if launch else op.start
         if late > op.start:
             yield replace(op, end=late, term=terms.LATE)
@@ -533,7 +533,7 @@ class _Idle:
         spans = trace.spans
         self._work, self._ran, self._callers, self._carried = spans[WORK], ran, callers, carried
         self._starts = [span.start for span in self._work]
-        self._launch = {s.correlation: s for s in spans[LAUNCH] if s.correlation}
+        self.launches = {s.correlation: s for s in spans[LAUNCH] if s.correlation}
         self._main = next((n.lane for n in spans[NOTE] if n.name.startswith(STEP)), "")
         self._trainers = {o.lane for o in spans[OP] if o.name.startswith(NODE)} | {self._main}
         self._waits: dict[str, list[tuple[Span, str]]] = defaultdict(list)
@@ -544,10 +544,6 @@ class _Idle:
         self._past: dict[str, int] = defaultdict(int)  # waits that end before the gap
         self._busy = {} if carried is not None else self._launching(trace)
 
-    def launch_of(self, work: Span) -> Span | None:
-        """The call that launched it."""
-        return self._launch.get(work.correlation)
-
     def between(self, start: int, end: int) -> Iterator[Op]:
         """The gap as operations without gap or overlap. Gaps come in the order of time."""
         if not self._work:
@@ -555,7 +551,7 @@ class _Idle:
             return
         first, last = bisect_left(self._starts, end), bisect_right(self._starts, end)
         known = {w.correlation: n for n, w in enumerate(self._work[first:last]) if w.correlation}
-        launch = self._launch.get(min(known, default=0))
+        launch = self.launches.get(min(known, default=0))
         if launch is None:
             yield Op(start, end, terms.LAUNCH)
             return

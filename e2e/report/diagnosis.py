@@ -456,11 +456,12 @@ def _product_parts(run: Traced) -> Iterator[Part]:
 def _products_sentence(run: Traced) -> Iterator[str]:
     """How far they use the card, where it is known."""
     if reached := reach(run.products):
+        proved, of_card = reached
         known = all(product.floor_s is not None for product in run.products)
         who = "they" if known else "those whose limit is known"
         by = f"the rates in {run.rates}" if run.rates else "the card's datasheet"
         yield (
             "GEMMs, convolutions and attention: Tensor Cores proved by rate for "
-            f"{100 * reached.proved:.0f} % of their time; {who} reach "
-            f"{100 * reached.of_card:.0f} % of what {by} {'allow' if run.rates else 'allows'}."
+            f"{100 * proved:.0f} % of their time; {who} reach "
+            f"{100 * of_card:.0f} % of what {by} {'allow' if run.rates else 'allows'}."
         )

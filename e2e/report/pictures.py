@@ -166,7 +166,9 @@ def curve_rows(view: View, family: Sequence[Group]) -> dict[str, list[Json]]:
         time[0]: time[1],
         "peak memory, GB": lambda arm: [arm.memory_peak_bytes / 1e9]
         if arm.memory_peak_bytes and arm.status == "ok" else [],
-        f"held-out accuracy, %{data}": _accuracies,
+        f"held-out accuracy, %{data}": lambda arm: [
+            100 * repeat.accuracy for repeat in arm.repeats if repeat.accuracy is not None
+        ],
     }  # fmt: skip
     by_title = {
         title: [
@@ -178,11 +180,6 @@ def curve_rows(view: View, family: Sequence[Group]) -> dict[str, list[Json]]:
         for title, values_of in read.items()
     }
     return {title: rows for title, rows in by_title.items() if rows}
-
-
-def _accuracies(arm: Training) -> list[float]:
-    """In per cent, of each repeat."""
-    return [100 * repeat.accuracy for repeat in arm.repeats if repeat.accuracy is not None]
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
