@@ -102,12 +102,9 @@ class UserBackend:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def load(self) -> Any:
-        """The function or object. ValueError, in one line, where it is none."""
-        return self._found
-
     @cached_property
-    def _found(self) -> Any:
+    def found(self) -> Any:
+        """The function or object. ValueError, in one line, where it is none."""
         found = find(self.name)
         if not (hasattr(found, "candidates") or callable(found)):
             raise ValueError(
@@ -118,16 +115,16 @@ class UserBackend:
 
     @property
     def arguments(self) -> frozenset[str] | None:
-        """The arguments that a function names; None for an object. ValueError as `load`."""
-        return None if hasattr(self._found, "candidates") else self._names
+        """The arguments that a function names; None for an object. ValueError as `found`."""
+        return None if hasattr(self.found, "candidates") else self._names
 
     def check(self, case: Case, target: Target) -> None:
         """CannotRun with the object's own reason; and where a function without an argument `which`
-        is asked for dgrad or wgrad. ValueError as `load`.
+        is asked for dgrad or wgrad. ValueError as `found`.
         """
         reason = None
-        if hasattr(self._found, "cannot_run"):
-            reason = self._found.cannot_run(case, target)
+        if hasattr(self.found, "cannot_run"):
+            reason = self.found.cannot_run(case, target)
         elif case.problem.setting.get("pass", "fprop") != "fprop" and "which" not in self._names:
             reason = f"{self.name} has no argument `which`, so only its forward pass is measured"
         if reason:
@@ -136,20 +133,20 @@ class UserBackend:
     def candidates(
         self, case: Case, operands: Any, target: Target, *, search: str
     ) -> Sequence[Candidate]:
-        """The object's own, or one call of the function. ValueError as `load`."""
-        if hasattr(self._found, "candidates"):
-            return tuple(self._found.candidates(case, operands, target))
+        """The object's own, or one call of the function. ValueError as `found`."""
+        if hasattr(self.found, "candidates"):
+            return tuple(self.found.candidates(case, operands, target))
         named = getattr(operands, "named", {})  # a plain GEMM has nothing more
         given: dict[str, Any] = {n: value for n, value in named.items() if n in self._names}
         if "out" in self._names:
             outputs = operands.outputs
             given["out"] = outputs[0] if len(outputs) == 1 else outputs
-        call = partial(self._found, *operands.inputs, **given)
+        call = partial(self.found, *operands.inputs, **given)
         return (Candidate(self.name, call, allocates="out" not in given),)
 
     @cached_property
     def _names(self) -> frozenset[str]:
         try:
-            return frozenset(inspect.signature(self._found).parameters)
+            return frozenset(inspect.signature(self.found).parameters)
         except (TypeError, ValueError):  # a builtin that does not say
             return frozenset()

@@ -382,7 +382,7 @@ def _backends(text: str, choices: Iterable[str]) -> tuple[list[str], list[str]]:
     own = [name for name in names if OWN in name]
     for name in own:
         with refused(f"--backend {name}"):
-            UserBackend(name).load()
+            _ = UserBackend(name).found  # imports it
     ours = ",".join(name for name in names if OWN not in name)
     if own and not ours:
         return [], own

@@ -137,7 +137,7 @@ def catalogue(precision_name: str) -> tuple[GemmConfig, ...]:
     ]
     configs += _persistent(line, precision.output_bytes)
     direct = [_direct(config) for config in configs if config.kernel != POINTER]
-    return (*configs, *_split_k(line), *_odd_width(precision, line), *direct)
+    return (*configs, *_split_k(line), *_odd_width(line), *direct)
 
 
 def _split_k(line: int) -> Iterator[GemmConfig]:
@@ -151,7 +151,7 @@ def _split_k(line: int) -> Iterator[GemmConfig]:
         yield GemmConfig(SPLIT_K, bm, bn, lines * line, stages, warps, split_k=split_k)
 
 
-def _odd_width(precision: Precision, line: int) -> Iterator[GemmConfig]:
+def _odd_width(line: int) -> Iterator[GemmConfig]:
     for width, programs in _ODD_WIDTHS:
         room = HOPPER.sm_shared_bytes // programs - HOPPER.block_reserve_bytes
         stages = min(_ODD_STAGES[1], room // ((_ODD_LONG + width) * LINE_BYTES))
