@@ -11,6 +11,7 @@ from rich.console import Console
 from e2e.case import TrainCase
 from e2e.commands.job import Begun, Stage
 from e2e.report.arms import in_words
+from e2e.report.run_report import cells
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Repeat, Training
 from microbench import fmt
@@ -270,9 +271,8 @@ class TrainProgress(LiveLine):
 
 def loader_name(case: LoadCase) -> str:
     """Such as "torchvision, 4 workers, cold files, prefetch 4"."""
-    parts = [case.loader, fmt.count(case.workers, "worker"), *["cold files"] * case.cold]
-    parts += [f"prefetch {case.prefetch}"] if case.prefetch else []
-    return ", ".join(parts)
+    name, _, how = cells(case)
+    return f"{name}, {how}"
 
 
 def variant_name(case: TrainCase) -> str:
