@@ -92,7 +92,7 @@ class Diagnosis:
     """The diagnosis of recorded steps, which shows itself. `data` is what `--json` writes."""
 
     def __init__(self, trace: Path) -> None:
-        """Read a trace. UserError where nothing can be told of it."""
+        """Read a trace. UserError where it says nothing."""
         document = document_of_diagnosis(diagnose([trace]), [trace.name])
         self.data: dict[str, Any] = json.loads(json.dumps(document))
 

@@ -86,7 +86,7 @@ class Op:
     check_bytes: int  # that the float64 check and the cache flush take beside the tensors, at most
     baselines: tuple[str, ...] = ("fp32", "tf32")  # the precisions that others are held against
     across: Mapping[str, str] = field(default_factory=dict[str, str])  # a map's, and their titles
-    explained: bool = True  # whether a launch is one product, whose bottleneck can be told
+    explained: bool = True  # whether a launch is one product, whose bottleneck can be named
 
     @property
     def backends(self) -> Mapping[str, str]:

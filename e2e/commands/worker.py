@@ -70,7 +70,7 @@ class JobProcess(Child):
 
 # libjpeg has a line for every damaged image, each time that it is read, and a GPU one for every
 # thread whose assertion fails. NCCL's watchdog ends a rank that waits for another in vain, with the
-# stack of C++: its message belongs to the reason of that end, and the stack to nobody.
+# stack of C++: its message belongs to the reason of that end; the stack is left out.
 
 
 def into(errors: Connection, serve: Serve, pipe: Connection, settings: Any) -> None:

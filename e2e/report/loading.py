@@ -318,7 +318,7 @@ def _pays(sweep: LoaderSweep, name: str, base: str, start: int) -> str:
     fewer = sweep.workers[sweep.workers.index(start) - 1]
     before = sweep.speedup(name, base, fewer)
     known = before is not None and (not before.measured or is_clear(before.ratio))
-    without = "it is not" if known else "it cannot be told"
+    without = "it is not" if known else "that is not known"
     clearly, workers = "clearly " * is_clear(gain.ratio), fmt.count(start, "worker")
     return f"{name} is {clearly}faster with {workers}: {text}, {source}; with {fewer} {without}"
 

@@ -166,7 +166,7 @@ def lines(
     along = _axis(alt.X, x, scale, grid=False, labelOverlap="greedy", **ticks)
     upright = alt.Scale(type="log", nice=False, padding=20) if log else alt.Scale(zero=from_zero)
     up = _axis(alt.Y, y, upright, **({"format": "~g"} if log else {}))
-    told = ["series:N", "x:Q", "y:Q", "low:Q", "high:Q", "note:N"]
+    tooltip = ["series:N", "x:Q", "y:Q", "low:Q", "high:Q", "note:N"]
     drawn: list[Any] = []
     for title, panel in panels.items():
         base = alt.Chart(alt.InlineData(values=_broken(panel))).encode(x=along("x"), color=colour)
@@ -183,7 +183,7 @@ def lines(
         ]  # fmt: skip
         if not band:
             shape = alt.Shape("series:N", title=None, scale=marks)
-            layers.append(point.encode(y=up("y"), shape=shape, tooltip=told))
+            layers.append(point.encode(y=up("y"), shape=shape, tooltip=tooltip))
         if rules:
             across = alt.Chart(alt.InlineData(values=list(rules))).encode(y=up("y"))
             look: Json = {"align": "left", "baseline": "bottom", "fontSize": 10.5, "dy": -1}

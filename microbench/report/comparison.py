@@ -91,7 +91,7 @@ def _answer(comparisons: Mapping[str, Comparison], baseline: str) -> list[Line]:
 
 
 def _why(comparison: Comparison) -> Iterator[str]:
-    """Why nothing can be told of some cases; how the runs differ."""
+    """Why some cases have no verdict; how the runs differ."""
     reasons = Counter(
         row.reason for row in comparison.rows if row.verdict in ("cannot tell", NOT_MEASURED)
     )
@@ -115,17 +115,17 @@ def _named(cases: Sequence[AnyCase]) -> str:
 
 
 def _tables(comparisons: Mapping[str, Comparison]) -> list[Part]:
-    """What is not the same or cannot be told: slower ones first, then the largest differences; and
+    """What is not the same, or cannot tell: slower ones first, then the largest differences; and
     every case."""
     every = [(name, row) for name, one in comparisons.items() for row in one.rows]
     every.sort(key=lambda one: (ORDER.index(one[1].verdict), -abs(math.log(one[1].ratio or 1.0))))
-    told = [one for one in every if one[1].verdict != SAME][:MOST_ROWS]
-    verdicts = {row.verdict for _, row in told}
+    differing = [one for one in every if one[1].verdict != SAME][:MOST_ROWS]
+    verdicts = {row.verdict for _, row in differing}
     title = "Not the same, or cannot tell" if verdicts & {"slower", "faster"} else "Cannot tell"
     title = "Not the same" if verdicts <= {"slower", "faster"} else title
     below: list[str] = []
     for verdict in ORDER:
-        hidden = [one[1] for one in every if one[1].verdict == verdict and one not in told]
+        hidden = [one[1] for one in every if one[1].verdict == verdict and one not in differing]
         if hidden:
             ratios = [row.ratio for row in hidden if row.ratio]
             ends = f": A / B {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
@@ -142,7 +142,7 @@ def _tables(comparisons: Mapping[str, Comparison]) -> list[Part]:
             Column("note", "note", drop=2)]  # fmt: skip
     differ = [f"A | B: {text}" for one in comparisons.values() for text in one.differences]
     return [
-        Part(title * bool(told), first, [_row(*one) for one in told], below),
+        Part(title * bool(differing), first, [_row(*one) for one in differing], below),
         Part("Every case", [*first, *more], [_row(*one) for one in every], differ, VERBOSE),
     ]
 

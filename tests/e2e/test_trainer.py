@@ -500,11 +500,11 @@ def test_evaluation_counts_each_sample_once_and_a_loss_that_is_not_finite_is_non
 
 
 def test_a_step_tells_its_phases_in_order_and_its_loss_hangs_on_no_graph() -> None:
-    told: list[str] = []
-    loss = trainer_of(MLP, accumulate=2).step(Batches(*samples()), told.append)
+    phases: list[str] = []
+    loss = trainer_of(MLP, accumulate=2).step(Batches(*samples()), phases.append)
     assert (loss.shape, loss.requires_grad) == ((), False)
     batch = ["data", "copy", "forward", "backward"]
-    assert told == [*batch, *batch, "optimizer"]
+    assert phases == [*batch, *batch, "optimizer"]
 
 
 @pytest.mark.parametrize("compile", [False, True])
@@ -515,20 +515,20 @@ def test_an_evaluation_is_the_forward_pass_alone(recipe: str, compile: bool) -> 
     network = network_of(
         lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
     )
-    told: list[str] = []
+    phases: list[str] = []
     batches = samples()
     trainer = trainer_of(network, recipe=recipe, evaluation=True, compile=compile)
     before = copy.deepcopy(trainer.module.state_dict())
     plain = trainer_of(network, recipe=recipe).module.eval()
     feed = Batches(*batches)
     for inputs, _ in batches:
-        output = trainer.step(feed, told.append)
+        output = trainer.step(feed, phases.append)
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe == "amp-bf16"):
             expected = plain(inputs.to(next(plain.parameters()).dtype))
         assert output.dtype == expected.dtype
         torch.testing.assert_close(output, expected.to(output.dtype))
         assert not output.requires_grad
-    assert told == ["data", "copy", "forward"] * len(batches)
+    assert phases == ["data", "copy", "forward"] * len(batches)
     assert_same([*trainer.module.state_dict().values()], [*before.values()])
     assert all(weight.grad is None for weight in trainer.module.parameters())
     assert trainer.is_finite(feed)

@@ -157,10 +157,10 @@ def test_nothing_is_concluded_of_steps_that_differ_or_were_not_recorded(
     assert (run.bottleneck == "unknown", run.findings == ()) == (bool(words),) * 2
     assert sum(term.ns for term in run.terms) == run.window_ns
     gain = Gain("tf32", "TF32 allowed", 2.0, 1.0, 3.0, 10.0, 3)
-    for one, told in ((gain, "20 % of a step less"), (replace(gain, low_ms=-1.0), "none gained")):
+    for one, part in ((gain, "20 % of a step less"), (replace(gain, low_ms=-1.0), "none gained")):
         found = report(asdict(Diagnosis((replace(run, gains=(one,)),))))
         tried = [line.text for line in found.answer if line.text.startswith("Tried: ")]
-        assert [told in text for text in tried] == [True] * bool(words), "also without a verdict"
+        assert [part in text for text in tried] == [True] * bool(words), "also without a verdict"
 
 
 @pytest.mark.parametrize("checkpoint_ms", [0, 30])

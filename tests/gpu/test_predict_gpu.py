@@ -120,7 +120,7 @@ def test_time_and_memory_are_near_those_of_a_training(
 ) -> None:
     network = find(name)
     case = case_of(network, batch, recipe="amp", layout="nhwc")
-    told = predicted(network, case, target, store)
+    prediction = predicted(network, case, target, store)
     task = Task(network, Synthetic(network.input, CLASSES), 1)
     arms = Variants(task, target, Telemetry(None))
     (training,) = arms.set_up([case], quietly)
@@ -129,13 +129,13 @@ def test_time_and_memory_are_near_those_of_a_training(
         held.step()
     busy_s, launches = busy_time(held.step)
     arms.close()
-    assert told.step_s == pytest.approx(busy_s, rel=0.1), told.terms_ms
-    assert told.launches == pytest.approx(launches, rel=0.05)
-    assert told.interval_s is not None
-    assert told.host_s is not None
-    assert told.host_s > 0
+    assert prediction.step_s == pytest.approx(busy_s, rel=0.1), prediction.terms_ms
+    assert prediction.launches == pytest.approx(launches, rel=0.05)
+    assert prediction.interval_s is not None
+    assert prediction.host_s is not None
+    assert prediction.host_s > 0
     assert training.memory_peak_bytes is not None
-    assert told.memory_bytes == pytest.approx(training.memory_peak_bytes, rel=0.1)
+    assert prediction.memory_bytes == pytest.approx(training.memory_peak_bytes, rel=0.1)
 
 
 def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store[CallTime]) -> None:

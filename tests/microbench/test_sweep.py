@@ -507,7 +507,7 @@ def test_the_first_heavy_round_is_not_kept_and_burst_alone_rests_the_card() -> N
 def test_telemetry_and_progress_follow_the_turns() -> None:
     clock, timer = set_up({"variant0": constant(LIGHT), "variant1": constant(LIGHT)})
     watched: list[str] = []
-    told: list[tuple[str, int]] = []
+    said: list[tuple[str, int]] = []
 
     @contextmanager
     def during(key: str) -> Iterator[None]:
@@ -517,15 +517,15 @@ def test_telemetry_and_progress_follow_the_turns() -> None:
         watched.append(key)
 
     def begin(key: str, number: int) -> None:
-        told.append((key, number))
+        said.append((key, number))
 
     sampler = InterleavedSampler(timer, "sustained", 1.0, clock, during=during, begin=begin)
     rounds = sampler.take(variants_of(LIGHT, LIGHT))
     assert watched == [name for name, _ in timer.taken]
     # Round 0 settles the card; after it, whoever was announced last is the one that is timed.
-    assert told[0] == ("variant0", 0)
-    assert [key for key, _ in told[1:]] == watched
-    assert [number for _, number in told[1:]] == [i for i in range(1, rounds + 1) for _ in "ab"]
+    assert said[0] == ("variant0", 0)
+    assert [key for key, _ in said[1:]] == watched
+    assert [number for _, number in said[1:]] == [i for i in range(1, rounds + 1) for _ in "ab"]
 
 
 def test_a_launch_that_fails_is_not_hidden() -> None:
