@@ -157,10 +157,6 @@ class TrainOptions:
         None, "Held-out samples to evaluate on  [default: all]", check=at_least(1)
     )
     repeats: int = choice(1, "Trainings of each recipe, each with its own seed", check=at_least(1))
-    same_seed: bool = choice(
-        False, "Give all trainings of a recipe the same seed: then no difference is due to it",
-        kept=True,
-    )  # fmt: skip
     seed: int = choice(
         1, "First seed, of the weights and the order of the data", check=check_seed, kept=True
     )
@@ -173,10 +169,6 @@ class TrainOptions:
     clip: float | None = choice(
         None, "Largest norm of the gradients  [default: no limit]", check=_check_positive
     )
-    count_gradients: int | None = choice(
-        None, "Count zero and infinite gradients after every N steps of a training",
-        check=at_least(1),
-    )  # fmt: skip
     weights: Path | None = choice(
         None, "Start from this state dict, or that of NETWORK in this folder"
     )
@@ -309,9 +301,7 @@ def _check_together(options: TrainOptions) -> None:
         raise UserError(f"--eval runs the forward pass alone; leave out {word}")
     if options.repeats > 1 and not trains:
         raise UserError("--repeats needs --iterations or --epochs")
-    if options.same_seed and options.repeats == 1:
-        raise UserError("--same-seed needs --repeats")
-    for name in ("schedule", "held_out", "count_gradients"):
+    for name in ("schedule", "held_out"):
         if changed(name) and not trains:
             raise UserError(f"{words_of(name)} needs --iterations or --epochs")
     loader = options.of_case["loader"]

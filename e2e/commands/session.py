@@ -318,7 +318,7 @@ class Session:
         if not self._steps(cases):
             return []
         return [
-            (case, self.options.seed + (0 if self.options.same_seed else repeat))
+            (case, self.options.seed + repeat)
             for repeat in range(self.options.repeats)
             for case in cases
             if (timed := run.find(Training, case.key)) and timed.status == "ok"
@@ -369,10 +369,7 @@ class Session:
             self.announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
 
         on_step(0)
-        repeat = train_once(
-            self._variants.held[key], self.task.data, seed, steps, on_step, epoch,
-            self.options.count_gradients,
-        )  # fmt: skip
+        repeat = train_once(self._variants.held[key], self.task.data, seed, steps, on_step, epoch)
         return self._ranks.from_rank0(repeat)
 
     # ------------------------------------------------------------ loaders, predictions

@@ -28,14 +28,12 @@ def train_once(
     steps: int,
     on_step: OnStep,
     epoch: int | None = None,
-    count_every: int | None = None,
 ) -> Repeat:
     """Train `steps` steps from `seed`, evaluating on held-out data after each `epoch` steps.
 
-    Without `epoch` it evaluates once, after the last step. Gradients are counted each `count_every`
-    steps, which never waits for the device. `train_s` in seconds, without the evaluations. Loss and
-    accuracy are None for data without a held-out part. Raises torch's errors (out of memory, CUDA
-    faults) as they are.
+    Without `epoch` it evaluates once, after the last step. `train_s` in seconds, without the
+    evaluations. Loss and accuracy are None for data without a held-out part. Raises torch's errors
+    (out of memory, CUDA faults) as they are.
     """
     trainer, case = variant.trainer, variant.training.case
     trainer.set_backend_flags()
@@ -43,7 +41,6 @@ def train_once(
     with trainer.ranks.fail_together():
         feed = loader_of(data, case, trainer.device, seed)
     losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
-    counts = torch.zeros(3, dtype=torch.int64, device=trainer.device)
     evaluations: list[Evaluation] = []
     train_s = 0.0
     ends = (*range(epoch or steps, steps, epoch or steps), steps)
@@ -53,8 +50,6 @@ def train_once(
             start_s = heartbeat_s = time.perf_counter()
             for i in range(begin, end):
                 losses[i] = trainer.step(feed)
-                if count_every and (i + 1) % count_every == 0:
-                    counts += trainer.optimizer.gradient_counts()
                 if time.perf_counter() - heartbeat_s > HEARTBEAT_S:
                     heartbeat_s = time.perf_counter()
                     on_step(i + 1)
@@ -70,7 +65,6 @@ def train_once(
     trainer.ranks.sums(losses)  # each has those of its own batches
     losses /= trainer.ranks.world
     edge = max(1, int(EDGE_SHARE * steps))
-    zeros, not_finite, counted = (int(count.item()) for count in counts)
     last = evaluations[-1] if evaluations else None
     return Repeat(
         seed=seed,
@@ -85,8 +79,6 @@ def train_once(
         last_loss=_mean(losses[-1:]),
         mean_loss=_mean(losses),
         evaluations=tuple(evaluations) if epoch else (),
-        zero_gradients=zeros / counted if counted else None,
-        infinite_gradients=not_finite / counted if counted else None,
     )
 
 

@@ -164,18 +164,6 @@ class RecipeOptimizer:
         return int(self._skipped.item()) if self._fused else self._not_called
 
     @torch.no_grad()
-    def gradient_counts(self) -> Tensor:
-        """How many gradients of the last step are zero, not finite, and there at all.
-
-        int64 [3] on the device, of the weights in their own precision: what float16 flushed to zero
-        is zero, and the loss scale may still be in the others.
-        """
-        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
-        zeros = torch.stack([(grad == 0).sum() for grad in gradients]).sum()
-        odd = torch.stack([(~torch.isfinite(grad)).sum() for grad in gradients]).sum()
-        count = sum(grad.numel() for grad in gradients)
-        return torch.stack([zeros, odd, torch.full_like(zeros, count)])
-
     def tensors(self) -> Iterator[Tensor]:
         """What it keeps on the device between updates, without the weights themselves."""
         yield from (master for _, master in self._pairs)

@@ -197,36 +197,6 @@ def test_evaluations_after_each_epoch_change_nothing_else(recipe: str) -> None:
         assert (one.loss, one.accuracy) == (shorter.loss, shorter.accuracy)
 
 
-class Half(nn.Module):
-    """A linear layer of which one half never has a gradient; `factor` scales the other's."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-        self.used = nn.Linear(FEATURES, CLASSES, bias=False)
-        self.unused = nn.Linear(FEATURES, CLASSES, bias=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.factor * self.used(inputs) + 0 * self.unused(inputs)
-
-
-@pytest.mark.parametrize(
-    ("factor", "zeros", "infinite"), [(1.0, 0.5, 0.0), (1e-30, 1.0, 0.0), (math.inf, 0.0, 1.0)]
-)
-def test_gradients_that_are_zero_or_infinite_are_counted(
-    factor: float, zeros: float, infinite: float
-) -> None:
-    network = replace(MLP, build=lambda: Half(factor), lr=1e-3)
-    recipe = "fp16" if factor < 1 else "fp32"
-    found = train_once(held_by(recipe, network), Plain(), 1, 6, lambda step: None, None, 2)
-    unset = replace(found, zero_gradients=None, infinite_gradients=None)
-    assert _but_time(unset) == _but_time(once(held_by(recipe, network), Plain(), steps=6))
-    assert found.infinite_gradients is not None
-    assert (found.infinite_gradients >= 0.5) == bool(infinite)
-    if not infinite:
-        assert found.zero_gradients == pytest.approx(zeros, abs=0.05)
-
-
 def _but_time(repeat: Repeat) -> Repeat:
     return replace(repeat, train_s=0.0)
 
