@@ -25,6 +25,7 @@ from e2e.training.dist_env import dist_env_of
 from microbench.command_line import (
     FILE,
     SETTINGS,
+    SHOW,
     Command,
     Named,
     Outputs,
@@ -35,7 +36,7 @@ from microbench.command_line import (
     run_app,
 )
 
-OF_ALL = {"Output": "json html verbose", "Time": "budget"}  # what most runs need
+OF_ALL = {"Output": "json verbose", "Time": "budget"}  # what most runs need
 DEFAULT_COMMAND = "train"  # what the first word means when it is no command: a network to train
 
 
@@ -73,7 +74,6 @@ def app() -> None:
 AT_LEAST_0, AT_LEAST_1, AT_LEAST_2 = (click.IntRange(min=least) for least in range(3))
 OUTPUT = (
     "json",
-    "html",
     "overwrite",
     "resume",
     Override("verbose", help="Show all rows and every detail"),
@@ -211,7 +211,7 @@ class Diagnose(Command):
         try:
             return super().parse_args(ctx, _script_apart(args))
         except click.NoSuchOption as error:
-            if not names_script:
+            if SHOW in error.message or not names_script:
                 raise
             raise click.UsageError(
                 f"no such option {error.option_name}; options of the script come after --"
@@ -240,7 +240,7 @@ def _script_apart(args: list[str]) -> list[str]:
 
 @app.command(
     cls=Diagnose,
-    first={"What": "base base_args python prove", "Output": "json_path html fail_on keep verbose",
+    first={"What": "base base_args python prove", "Output": "json_path fail_on keep verbose",
            "Time": "after bare traced"},
     epilog="Exit codes: 0 diagnosed, 1 no diagnosis, 2 a mistake, 3 SCRIPT failed, 4 --fail-on.",
 )  # fmt: skip
@@ -276,8 +276,12 @@ def _script_apart(args: list[str]) -> list[str]:
     metavar="WHAT",
     help="Exit with 4 where this holds: busy<70 or casts>5 (%)",
 )
-@click.option("--json", "json_path", type=FILE, help="Write the diagnosis to this file")
-@click.option("--html", type=FILE, help="Also write a page: one file, offline")
+@click.option(
+    "--json",
+    "json_path",
+    type=FILE,
+    help="File to write; - is stdout  [default: in the state folder]",
+)
 @click.option("--print-recorder", is_flag=True, help="Print halfway_watch.py, which records traces")
 @click.option("--verbose", is_flag=True, help="Show every term")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")

@@ -33,7 +33,7 @@ from microbench.command_line import (
 )
 
 FLEET_BACKEND, FLEET_S = "cublas", 10.0  # of sampling: power and clock have settled
-OF_ALL = {"Output": "json html verbose", "Time": "budget processes"}  # what most runs need
+OF_ALL = {"Output": "json verbose", "Time": "budget processes"}  # what most runs need
 # What networks and maps take as usual: `gemm` and `conv` are for trying them.
 AS_USUAL = frozenset({"data", "timer", "l2", "regime", "autotune", "no_tune", "without", "seed"})
 NO_AXES = frozenset({"stride", "padding", "dilation", "groups"})  # of a map
@@ -72,7 +72,7 @@ def gemm(**options: Any) -> None:
 
     \b
       halfway gemm --dtype fp16,bf16 --sizes 256..8192
-      halfway gemm --dtype fp16 --backend my_kernels:gemm --html page.html
+      halfway gemm --dtype fp16 --backend my_kernels:gemm
     """
     _measure(requests.GemmRequest, options)
 

@@ -193,8 +193,7 @@ class Outputs:
     json: Path | None = choice(
         None, "Run file to write; - is stdout  [default: in the state folder]"
     )
-    html: Path | None = choice(None, "Write an HTML page, one file, works offline")
-    overwrite: bool = choice(False, "Replace the files named above where they exist")
+    overwrite: bool = choice(False, "Replace that file where it exists")
     resume: Path | None = choice(None, "Continue this run file: measure what it lacks")
     verbose: bool = choice(False, "Show all rows and every explanation")
     quiet: bool = choice(False, "Print errors only")
@@ -302,12 +301,13 @@ FOREIGN = {
     "-b": "--batch", "--batch-size": "--batch", "-j": "--workers", "--num-workers": "--workers",
     "-o": "--json", "--output": "--json", "--precision": "--dtype", "--baseline": "--vs",
     "--channels-last": "--layout nhwc", "--autocast": "--amp", "--chart": f"{SHOW} FILE --chart",
+    "--html": f"{SHOW} FILE --html PAGE",
     "--other": "--base-args", "bench": "gemm", "benchmark": "gemm", "help": "--help",
     "plot": "show FILE --chart", "profile": "diagnose", "explain": "dev explain",
     "make-data": "dev make-data", "completion": "dev completion",
 }  # fmt: skip
 # Of a call, not of a run.
-SCREEN = ("json", "html", "overwrite", "verbose", "quiet")
+SCREEN = ("json", "overwrite", "verbose", "quiet")
 # Options whose values may have a path after the colon: "folder:/data/imagenet".
 PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
 TIMM = "timm"  # a package of networks: "timm:NAME" is no function

@@ -35,18 +35,6 @@ STUDY = "study"  # a command that goes on without --resume FILE
 STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
 
 
-def check_outputs(outputs: Outputs) -> None:
-    """UserError for outputs that conflict or cannot be written. Call it before measuring."""
-    if outputs.json and outputs.resume:
-        raise UserError("--resume writes to the run file it continues; leave out --json")
-    if STDOUT in (outputs.resume, outputs.html):
-        raise UserError("only --json can write to standard output (-)")
-    if outputs.html:
-        runfile.check_writable(outputs.html, "--html", overwrite=outputs.overwrite)
-    names = ("json", "resume", "html")
-    runfile.check_apart({f"--{name}": getattr(outputs, name) for name in names})
-
-
 def run_console(outputs: Outputs) -> Console:
     """The report's console: standard output, or standard error where the run goes there."""
     from microbench.report.screen import make_console
@@ -60,19 +48,22 @@ def run_file(outputs: Outputs, name: str) -> Generator[tuple[Path, Run | None]]:
 
     It is the one named, or a new one in the user's state folder, or among the temporary files where
     that takes none. A run for standard output has one there too, kept current while it is measured.
-    UserError where an output cannot be written, or another command writes it.
+    UserError where it cannot be written, or another command writes it.
     """
-    check_outputs(outputs)
     if outputs.resume:
+        if outputs.json:
+            raise UserError("--resume writes to the run file it continues; leave out --json")
+        if outputs.resume == STDOUT:
+            raise UserError("only --json can write to standard output (-)")
         with runfile.claimed(outputs.resume, "--resume"):
             yield outputs.resume, runfile.read_run(outputs.resume)
         return
-    path = outputs.json if outputs.json and outputs.json != STDOUT else _own_path(name)
+    path = outputs.json if outputs.json and outputs.json != STDOUT else own_path(name)
     with runfile.claimed_new(path, "--json", resumes=True, overwrite=outputs.overwrite):
         yield path, None
 
 
-def _own_path(name: str) -> Path:
+def own_path(name: str) -> Path:
     """A new file in the state folder. UserError where no folder takes it."""
     folder = state_folder("runs")
     fault = made_writable(folder)
@@ -180,33 +171,28 @@ def say_stopped(program: str, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """A finished run, its run file, and the other outputs to write."""
+    """A finished run, its run file, and how it is shown."""
 
     run: Run
     path: Path
     outputs: Outputs
 
     def report(self) -> None:
-        """Print the run, and write its page as asked; with --quiet what failed.
+        """Print the run; with --quiet what failed.
 
         NothingMeasured where no case was measured, or a kernel of the user's failed; UserError
-        where a file or the report cannot be written.
+        where the report cannot be written.
         """
         from microbench.report.report import report_of
         from microbench.report.screen import print_report
-        from microbench.report.writers import page, write_page
 
         run, outputs, console = self.run, self.outputs, run_console(self.outputs)
         try:
-            report = report_of(run)
-            print_report(report, console, verbose=outputs.verbose)
+            print_report(report_of(run), console, verbose=outputs.verbose)
             console.print(f"Run file: {self.path}")
             if outputs.json == STDOUT:
                 sys.stdout.write(self.path.read_text(encoding="utf-8"))
                 sys.stdout.flush()
-            if outputs.html:
-                write_page(page({self.path.name: report}), outputs.html)
-                console.print(f"Page: {outputs.html}", soft_wrap=True)
         except OSError as error:
             if not is_of_stream(error):
                 raise

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -37,12 +37,11 @@ from microbench import __version__
 from microbench.errors import UserError
 from microbench.report.report import report_of_document
 from microbench.report.screen import make_console, print_report
-from microbench.report.writers import page, write_page
 from microbench.results.kinds import DOCUMENT_VERSION, document_of
-from microbench.results.runfile import check_apart, claimed_new, write_text
+from microbench.results.runfile import claimed_new, write_text
 from microbench.results.types import Json
 from microbench.roofline.rates import read_rates
-from microbench.run_output import STDOUT
+from microbench.run_output import STDOUT, own_path
 from microbench.stopping import scratch_folder
 from microbench.streams import clean
 
@@ -127,10 +126,9 @@ def _failure(script: Script, code: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Where a diagnosis goes: the screen, files, and the exit code. Use it while it is `held`."""
+    """Where a diagnosis goes: the screen, a file, the exit code. Use it while it is `held`."""
 
     json_path: Path | None
-    html: Path | None
     fail_on: str | None
     verbose: bool
     quiet: bool
@@ -142,23 +140,25 @@ class Report:
         """Where the screen goes, unless the command is quiet."""
         return make_console(stderr=self.json_path == STDOUT, quiet=self.quiet)
 
+    @cached_property
+    def path(self) -> Path:
+        """Its file: the one that is named, or a new one in the user's state folder."""
+        if self.json_path and self.json_path != STDOUT:
+            return self.json_path
+        return own_path("diagnose")
+
     @contextmanager
     def held(self) -> Generator[None]:
-        """Hold its files while the context is open: no other command writes them.
+        """Hold its file while the context is open: no other command writes it.
 
-        UserError, before anything runs, for a file that is there already, cannot be written, that
-        another command writes or that has two names; and for what cannot be read.
+        UserError, before anything runs, for a file that is there already, cannot be written or that
+        another command writes; and for what cannot be read.
         """
-        outputs = {"--json": self.json_path, "--html": self.html}
-        check_apart(outputs)
         if self.ceilings:
             read_rates(self.ceilings)
         if self.fail_on is not None:
             parse_condition(self.fail_on)
-        with ExitStack() as stack:
-            for name, path in outputs.items():
-                if path and path != STDOUT:
-                    stack.enter_context(claimed_new(path, name))
+        with claimed_new(self.path, "--json"):
             yield
 
     def of(
@@ -211,14 +211,9 @@ class Report:
         report = report_of_document(kind, plain)
         if self.json_path == STDOUT:
             print(text)
-        elif self.json_path:
-            write_text(text, self.json_path)
-        kept = self.json_path and self.json_path != STDOUT
-        more = f"halfway show {self.json_path}" if kept else "with --json FILE halfway show FILE"
-        print_report(report, self.console, verbose=self.verbose, more=more)
-        if self.html:
-            write_page(page({"": report}), self.html)
-            self.console.print(f"Page: {self.html}")
+        write_text(text, self.path)
+        print_report(report, self.console, verbose=self.verbose)
+        self.console.print(f"Run file: {self.path}")
 
 
 def document_of_diagnosis(diagnosis: Diagnosis, command: Sequence[str]) -> Json:

@@ -64,7 +64,7 @@ def test_a_run_file_keeps_no_path_of_its_command() -> None:
         "e2e", "train", "hf:config.json", "--batch", "16..512:+1", "--no-fused", "--data",
         "folder:images", "--budget", "0.5",
     )  # fmt: skip
-    shapes = ("--shapes=private/s.csv", "--without=tma/*", "--html=/tmp/x.html")
+    shapes = ("--shapes=private/s.csv", "--without=tma/*", "--json=/tmp/x.json")
     assert kept("conv", *shapes) == ("e2e", "conv", "--shapes", "s.csv", "--without", "tma/*")
 
 

@@ -124,14 +124,10 @@ def test_markdown_has_whole_rows_that_differ_and_a_run_is_the_same_as_itself(kep
 def test_nothing_is_left_to_resume_and_quiet_says_nothing(
     kept: Kept, shop: Shop, tmp_path: Path
 ) -> None:
-    """And --html is written all the same: the user asked for it, and for it to be replaced."""
-    file, page = copy(kept, tmp_path), tmp_path / "again.html"
-    page.write_text("old")
-    more = ("--resume", file, "--html", page, "--overwrite", "--quiet")
-    ran = shop.run(*words_of(kept.name), *more)
+    file = copy(kept, tmp_path)
+    ran = shop.run(*words_of(kept.name), "--resume", file, "--quiet")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     assert samples(json.loads(file.read_text())) == samples(kept.document)
-    assert page.read_text() != "old"
 
 
 def test_a_stopped_run_goes_on_with_its_file_alone(kept: Kept, shop: Shop, tmp_path: Path) -> None:
@@ -163,13 +159,10 @@ def test_another_run_is_not_mixed_in(kept: Kept, shop: Shop, tmp_path: Path) -> 
         assert other.read_bytes() == gemm.read_bytes()
 
 
-@pytest.mark.parametrize("option", ["--json", "--html"])
-def test_what_exists_is_not_overwritten(
-    kept: Kept, option: str, shop: Shop, tmp_path: Path
-) -> None:
+def test_what_exists_is_not_overwritten(kept: Kept, shop: Shop, tmp_path: Path) -> None:
     file = tmp_path / "precious.svg"
     file.write_text("precious")
-    assert option in complaint(shop.run(*words_of(kept.name), option, file))
+    assert "--json" in complaint(shop.run(*words_of(kept.name), "--json", file))
     assert file.read_text() == "precious"
 
 

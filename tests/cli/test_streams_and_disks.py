@@ -186,7 +186,7 @@ def test_only_files_of_some_size_are_read(tmp_path: Path, words: str, kind: str)
         check_one_line(here(words.replace("X", str(path)), tmp_path), str(path))
 
 
-@pytest.mark.parametrize("option", ["--json", "--html", "--resume"])
+@pytest.mark.parametrize("option", ["--json", "--resume"])
 def test_a_loop_of_links_is_no_output(tmp_path: Path, option: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     check_one_line(here(f"{' '.join(GEMM)} {option} loop", tmp_path), "loop")
