@@ -118,21 +118,22 @@ def test_peak_memory_is_the_largest_of_what_each_call_finds_and_needs(
     assert found.peak_bytes() == max(after), "what was not timed needs no more than its results"
 
 
-def test_a_second_network_reuses_times(
-    store: Store[CallTime], monkeypatch: pytest.MonkeyPatch
+def test_steady_times_are_kept_for_another_process_and_others_measured_again(
+    empty_store: Store[CallTime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predicted(store)
+    """The rounds of the first call differ."""
     asked: list[PlacedCall] = []
 
     def planted(target: Target, calls: list[PlacedCall], doing: object) -> list[CallTime]:
         asked.extend(calls)
-        return [CallTime((1.0,) * 5) for _ in calls]
+        return [CallTime((1.0, 2.0, 3.0)), *(CallTime((1.0, 1.1, 1.2)) for _ in calls[1:])]
 
     monkeypatch.setattr("e2e.prediction.predictor.time_calls", planted)
-    predicted(store)
-    traced = trace(NETWORK, CASE, torch.device("cpu"), CLASSES)
-    distinct = {key_of(CASE, op) for op in traced.launched}
-    assert len(asked) < len(distinct), "but what was not steady enough to be kept"
+    predicted(empty_store)
+    first, *others = asked
+    assert others
+    predicted(empty_store)
+    assert asked[1 + len(others) :] == [first]
 
 
 def test_a_step_of_which_nothing_has_a_time_or_that_breaks_is_not_predicted(
