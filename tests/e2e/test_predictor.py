@@ -21,7 +21,7 @@ from samples.train_cases import Undecided, case_of, network_of, quietly
 from e2e.aten import Call, TensorSpec, describe
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.prediction.predictor import GPU_ERROR, Predictor, Trace, key_of, predicted_of, trace
+from e2e.prediction.predictor import GPU_ERROR, Predictor, Trace, key_of, predicted_of
 from e2e.prediction.recorder import TracedOp
 from e2e.prediction.store import Store
 from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, kernels_of, launch_s, time_calls
