@@ -91,7 +91,6 @@ def test_how_often_compare_is_wrong() -> None:
     false = 100 * (same["faster"] + same["slower"]) / same["pairs"]
     unsure = 100 * same["cannot_tell"] / same["pairs"]
     says(METHOD, "In all, 0", false, same["pairs"], round(unsure))
-    says(METHOD, "Trust two runs least", false, round(unsure))
     short = [row for row in same["rows"]
              if row["op"] == "conv" and 5e-6 <= row["median_s"] < 20e-6]  # fmt: skip
     ends = share_pct(short, "faster", "slower"), share_pct(short, "cannot_tell")
@@ -260,7 +259,7 @@ def test_what_a_cpu_bound_step_launches_in_the_time_of_the_small_step() -> None:
          round(twentieths[0]), round(twentieths[-1]))  # fmt: skip
 
 
-def test_gpu_times_of_networks_that_nothing_was_tuned_on_and_of_older_versions() -> None:
+def test_gpu_times_and_older_whole_steps_of_networks_that_nothing_was_tuned_on() -> None:
     says(PREDICT, "twelve networks that nothing was tuned on", MEDIAN_PCT, WORST_PCT)
     assert len(NETWORKS) == 12
     assert not NETWORKS.keys() & {t.case.network for t in published()}, "no file has one"
@@ -276,14 +275,6 @@ def test_gpu_times_of_networks_that_nothing_was_tuned_on_and_of_older_versions()
     sure = [off_pct[t.case.key] for t in found if t.limit == "gpu"]
     says(PREDICT, "steps bound by the GPU had", len(sure), median(sure), max(sure))
     assert max(off_pct.values()) < 100 * GPU_ERROR
-    # Errors of whole steps, by what was predicted as the bottleneck or measured as it.
-    older_pct: dict[str, list[float]] = {"sure": [], "cpu": []}
-    for found in held_out():
-        if found.predicted and found.step_s:
-            off = 100 * abs(found.predicted.step_s / found.step_s - 1)
-            older_pct["sure"] += [off] * (found.predicted.limit == "gpu")
-            older_pct["cpu"] += [off] * (found.limit == "host")
-    sure, cpu = older_pct.values()
-    figures = len(sure), median(sure), max(sure)
-    says(PREDICT, "Older versions predicted whole steps", *figures,
-         round(median(cpu)), round(max(cpu)))  # fmt: skip
+    cpu = [100 * abs(t.predicted.step_s / t.step_s - 1) for t in held_out()
+           if t.predicted and t.step_s and t.limit == "host"]  # fmt: skip
+    says(PREDICT, "Whole steps are no longer predicted", round(median(cpu)), round(max(cpu)))
