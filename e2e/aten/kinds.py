@@ -9,14 +9,9 @@ import torch
 
 from e2e.aten.call import Call, CannotReplay, schema_of
 
-# "view" launches no kernel; "other" is what no rule knows.
-KINDS = (
-    "product", "norm", "activation", "pooling", "softmax", "cast", "layout", "elementwise", "copy",
-    "optimizer", "scaler", "index", "reduce", "view", "other",
-)  # fmt: skip
-
-# Operators without the endings of their backward, forward and in-place forms (see `_stem`). Those
-# that are neither here nor matched below have the kind that torch's tags give them.
+# Operators by kind ("view" launches no kernel), without the endings of their backward, forward and
+# in-place forms (see `_stem`). Those that are neither here nor matched below have the kind that
+# torch's tags give them.
 _STEMS: Mapping[str, str] = {
     "product": """
         convolution _convolution cudnn_convolution convolution_overrideable mkldnn_convolution
@@ -87,7 +82,7 @@ _MOVES = ("_to_copy", "copy", "copy_", "clone", "contiguous", "_foreach_copy_")
 
 
 def kind_of(call: Call) -> str:
-    """One of KINDS; "product" is a matrix multiplication, a convolution or attention."""
+    """Its kind: "product" is a matrix multiplication, convolution or attention, "other" unknown."""
     if _returns_a_view(call):
         return "view"
     return kind_of_name(call.operator, [tensor.dtype for tensor in call.tensors]) or "other"

@@ -1,4 +1,4 @@
-"""How much work a recorded call is at least: floating-point operations, and bytes of its inputs."""
+"""How many floating-point operations a recorded call is at least."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-from e2e.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec
-from e2e.aten.kinds import kind_of
+from e2e.aten.call import Argument, Call, CannotReplay, TensorSpec
 from kernels import flops as flop_counts
 
 
@@ -100,43 +99,3 @@ _FORMULAS: Mapping[str, Callable[[Sequence[Argument]], int]] = {
     "addmv": _product(1),
     "_addmm_activation": _product(1),
 }
-
-# ------------------------------------------------------------ bytes
-
-# These overwrite their argument without looking at it.
-_ONLY_WRITE = (
-    "copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_",
-    "_foreach_copy_", "_foreach_zero_",
-)  # fmt: skip
-_NOT_READ = (
-    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
-    "new_ones", "new_full",
-)  # fmt: skip
-
-
-def min_bytes(call: Call) -> int:
-    """Bytes that a call must at least move for its arguments: each read once, each written once.
-
-    Its outputs are not among the arguments, and not counted. Of a table that rows are looked up in,
-    no more is counted than is read. 0 for views. CannotReplay for an operator not known here.
-    """
-    if kind_of(call) == "view" or call.operator in _NOT_READ:
-        return 0
-    if call.operator == "embedding":
-        return _looked_up(call)
-    return sum(_moved(call, slot) * slot.spec.itemsize for slot in call.slots)
-
-
-def _moved(call: Call, slot: Slot) -> int:
-    """Elements."""
-    if not slot.written:
-        return slot.spec.distinct
-    if slot.name == "grads" and dict(call.kwargs).get("grad_scale") is None:
-        return slot.spec.distinct  # written only where they are unscaled, whatever the schema says
-    return slot.spec.distinct * (1 if call.operator in _ONLY_WRITE else 2)
-
-
-def _looked_up(call: Call) -> int:
-    table, indices = call.tensors[:2]
-    read = min(table.distinct, indices.numel * table.shape[1])
-    return read * table.itemsize + indices.distinct * indices.itemsize

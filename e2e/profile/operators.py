@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch.utils._pytree import tree_leaves
 
-from e2e.aten import Argument, Call, CannotReplay, TensorSpec, flops, min_bytes, resolve
+from e2e.aten import Argument, Call, CannotReplay, TensorSpec, flops, resolve
 from e2e.profile.step import Op, term_of_operators
 from e2e.profile.trace import Span
 from e2e.results.terms import PRODUCT_TERMS, RECOMPUTATION
@@ -177,7 +177,8 @@ def work_of(op: Span) -> Work:
             run, args = "aten.convolution.default", args[:9]
         returned: Any = resolve(run)(*map(_meta, args))
         made = sum(t.numel() * t.itemsize for t in tree_leaves(returned) if torch.is_tensor(t))
-        work = Work(flops(call), min_bytes(call) + made, dtype)
+        read = sum(slot.spec.distinct * slot.spec.itemsize for slot in call.slots)
+        work = Work(flops(call), read + made, dtype)
     except BAD_ARGUMENTS:
         return Work()
     return work if 0 <= (work.flops or 0) < MOST and 0 <= (work.bytes or 0) < MOST else Work()

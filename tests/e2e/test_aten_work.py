@@ -1,4 +1,4 @@
-"""FLOPs and bytes of a recorded call, and what kind of work it is."""
+"""FLOPs of a recorded call, and what kind of work it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from e2e.aten import (
     describe,
     flops,
     kind_of,
-    min_bytes,
     spec_of,
 )
 
@@ -31,7 +30,7 @@ def dense(*shape: int, dtype: str = "float32", device: str = "cuda") -> TensorSp
     return TensorSpec(shape, stride, dtype, device)
 
 
-# ------------------------------------------------------------ flops, bytes, kinds
+# ------------------------------------------------------------ flops, kinds
 
 
 @st.composite
@@ -109,27 +108,6 @@ def test_attention(name: str) -> None:
     assert flops(Call(f"{op}.default", (q, k, v))) == 2 * 2 * 8 * 5 * 7 * (4 + 4)
     assert flops(Call(f"{op}.default", (q, few_k, few_v))) == 2 * 2 * 8 * 5 * 7 * (4 + 6)
     assert flops(Call(f"{op}_backward.default", (q, q, k, v))) == 4 * 2 * 2 * 8 * 5 * 7 * 4
-
-
-def test_min_bytes() -> None:
-    half, full = dense(8, 8, dtype="float16"), dense(8, 8)
-    assert min_bytes(Call("aten.mm.default", (half, half))) == 2 * 64 * 2
-    assert min_bytes(Call("aten.add_.Tensor", (full, half))) == 64 * (4 + 4 + 2)
-    assert min_bytes(Call("aten.copy_.default", (half, full))) == 64 * (2 + 4)
-    assert min_bytes(Call("aten.zero_.default", (full,))) == 64 * 4
-    expanded = TensorSpec((8, 1000), (1, 0), "float32", "cuda")
-    assert min_bytes(Call("aten.sum.default", (expanded,))) == 8 * 4
-    assert min_bytes(Call("aten.view.default", (full, (64,)))) == 0
-    assert min_bytes(Call("aten.zeros_like.default", (full,))) == 0
-    table, ids = dense(50000, 64, dtype="float16"), dense(4, 8, dtype="int64")
-    assert min_bytes(Call("aten.embedding.default", (table, ids))) == 32 * (64 * 2 + 8)
-    w = (dense(10), dense(5))
-    sgd = dict(weight_decay=0.0, momentum=0.9, lr=0.1, dampening=0.0, nesterov=False,
-               maximize=False, is_first_step=False)  # fmt: skip
-    call = Call("aten._fused_sgd_.default", (w, w, w), tuple(sorted(sgd.items())))
-    assert min_bytes(call) == 15 * 4 * (2 + 1 + 2), "gradients are read only"
-    scaled = Call(call.name, call.args, (*call.kwargs, ("grad_scale", dense())))
-    assert min_bytes(scaled) == 15 * 4 * (2 + 2 + 2) + 4, "and written where they are unscaled"
 
 
 X = dense(4, 8, 6, 6)
