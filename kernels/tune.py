@@ -37,7 +37,6 @@ FOLDER = "quick-tuned"
 MOST_CANDIDATES = 1000  # that an entry may claim
 SOURCES = ("gemm/triton/*.py", "conv/triton/*.py", "cost.py", "tune.py", "triton_util.py")
 HASH_LETTERS = 12
-RUN_AS = {"nchw": "nhwc"}  # our convolutions copy to this layout first: one winner serves both
 
 
 class Labelled(Protocol):
@@ -186,8 +185,7 @@ def key(case: Case, target: Target) -> str:
     """
     dims = ",".join(f"{name}={value}" for name, value in case.problem.dims.items())
     without = f"/without {','.join(target.without)}" if target.without else ""
-    layout = RUN_AS.get(case.problem.layout, case.problem.layout)
-    return f"{case.precision_name}/{layout}/{dims}{without}"
+    return f"{case.precision_name}/{case.problem.layout}/{dims}{without}"
 
 
 def path(case: Case, target: Target) -> Path | None:

@@ -52,14 +52,11 @@ def matrices(label: str, precision: str, size: int, layout: str = "nt") -> Tried
     return Tried(Case(Gemm(size, size, size, layout), precision, "triton"), label)
 
 
-def layer(
-    label: str, precision: str, which: str, sizes: tuple[int, int, int, int, int],
-    layout: str = "nhwc",
-) -> Tried:  # fmt: skip
+def layer(label: str, precision: str, which: str, sizes: tuple[int, int, int, int, int]) -> Tried:
     """Of 64 images; sizes are channels, filters, image, kernel and stride."""
     c, k, image, kernel, stride = sizes
     shape = ConvShape(64, c, image, image, k, kernel, kernel, stride, kernel // 2)
-    return Tried(Case(Conv(shape, which, layout), precision, "triton"), label)
+    return Tried(Case(Conv(shape, which), precision, "triton"), label)
 
 
 @cache
@@ -95,7 +92,7 @@ TRIED = (
     layer("conv_persistent/4x8x8x64x64/s3/w4/sub2/p2", "fp8-e4m3", "fprop", SQUARE),
     layer("conv_gather/1x1x64x16x64/s3/w4", "fp16", "fprop", (8, 8, 28, 3, 1)),
     layer("conv_gather/1x1x64x16x64/s3/w4", "fp16", "dgrad", (4, 4, 28, 3, 1)),
-    layer("conv_gather/1x1x256x16x32/s3/w8", "tf32", "dgrad", (3, 64, 224, 7, 2), "nchw"),
+    layer("conv_gather/1x1x256x16x32/s3/w8", "tf32", "dgrad", (3, 64, 224, 7, 2)),
     layer("conv_gluon/4x8x8x96x64/s4/w8", "bf16", "fprop", (96, 96, 40, 3, 1)),
     layer("conv_gluon/1x8x8x96x32/s4/w4/p2", "tf32", "fprop", (96, 96, 40, 3, 1)),
     layer("conv_gluon/16x2x4x144x64/s5/w8/padded", "fp16", "dgrad", ODD),

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,13 @@ from samples.convolutions import by_torch, operands
 from torch import Tensor
 
 from kernels.case import Case, Target
-from kernels.conv import Conv
-from kernels.conv.shape import PASSES, ConvShape
+from kernels.conv.shape import ConvShape
 from kernels.gemm import Gemm
 from kernels.precision import PRECISIONS
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = 3  # "SMs" that persistent kernels see
 CPU = Target("cpu", "cpu")
-A100 = Target("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 2)  # whose kernels have an interpreter
 
 # ------------------------------------------------------------ GEMM: label, precision, size, layout
 
@@ -134,7 +131,6 @@ LONG = (  # as if tensors had more elements than 32 bits count
     ("wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2", "wgrad", "fp16", "3x3 unaligned"),
 )
 COPIED = ("fprop", "dgrad")  # copies of conv_gluon
-NCHW = ("3x3", "3x2/2 unaligned")
 
 
 def shape_of(name: str) -> ConvShape:
@@ -213,20 +209,6 @@ def long_error(label: str, which: str, precision: str, name: str) -> float:
         data_launch.MAX_INDEX, wgrad_launch.MAX_INDEX = before
 
 
-def nchw_error(which: str, name: str) -> float:
-    """As the back end runs it; infinite where an input has changed."""
-    from kernels.conv.triton import backend
-
-    case = Case(Conv(shape_of(name), which, "nchw"), "fp16", "triton")
-    last = operands(shape_of(name), which, case.precision)
-    drawn = replace(last, **{one: getattr(last, one).contiguous() for one in "xwy"})
-    (candidate,) = backend.candidates(case, drawn, A100)
-    candidate.call()
-    inputs = [one for one in "xwy" if getattr(drawn, one) is not drawn.output]
-    same = all(getattr(drawn, one).equal(getattr(last, one)) for one in inputs)
-    return away(drawn) if same else float("inf")
-
-
 def wrong_copies(which: str) -> int:
     """Elements of copies for Gluon that differ from what torch makes, on memory that held NaN."""
     from samples.convolutions import carry_out
@@ -277,17 +259,14 @@ def resampling_error(channels_last: bool) -> float:
 
 def cases() -> Iterator[tuple[str, Callable[[], float], float]]:
     """(name, what gives the error, its tolerance)."""
-    for product_ in GEMMS:
-        name = "gemm {} {} {} {}".format(*product_)
-        yield name, partial(gemm_error, *product_), PRECISIONS[product_[1]].rel_tolerance
+    for product in GEMMS:
+        name = "gemm {} {} {} {}".format(*product)
+        yield name, partial(gemm_error, *product), PRECISIONS[product[1]].rel_tolerance
     for conv in CONVS:
         yield " ".join(conv), partial(conv_error, *conv), PRECISIONS[conv[2]].rel_tolerance
     for conv in LONG:
         name = f"64 bits {' '.join(conv)}"
         yield name, partial(long_error, *conv), PRECISIONS[conv[2]].rel_tolerance
-    for which, name in product(PASSES, NCHW):
-        case = Case(Conv(shape_of(name), which, "nchw"), "fp16", "triton")
-        yield f"nchw {which} {name}", partial(nchw_error, which, name), case.tolerance
     for which in COPIED:
         yield f"copies for {which}", partial(wrong_copies, which), 0.0
     for last in (False, True):  # float32 sums of a few dozen bytes

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
-from samples.convolutions import operands
 from samples.measuring import refusal
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernels.case import Candidate, Case, Target  # noqa: E402
-from kernels.conv import INPUTS, Conv  # noqa: E402
+from kernels.case import Case, Target  # noqa: E402
+from kernels.conv import Conv  # noqa: E402
 from kernels.conv.operands import without_memory  # noqa: E402
 from kernels.conv.shape import PASSES, ConvShape  # noqa: E402
-from kernels.conv.triton import backend, copies, data_configs, wgrad_configs  # noqa: E402
+from kernels.conv.triton import backend, data_configs, wgrad_configs  # noqa: E402
 from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402
 from kernels.gpus import architecture  # noqa: E402
-from kernels.precision import PRECISIONS  # noqa: E402
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 A100 = Target("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)
@@ -37,8 +34,8 @@ SHAPES = {
 }
 
 
-def case(shape: ConvShape, which: str, precision: str = "fp16", layout: str = "nhwc") -> Case:
-    return Case(Conv(shape, which, layout), precision, "triton")
+def case(shape: ConvShape, which: str, precision: str = "fp16") -> Case:
+    return Case(Conv(shape, which), precision, "triton")
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
@@ -71,12 +68,13 @@ def test_every_shape_has_choices_that_fit_and_read_back(
 @pytest.mark.parametrize(
     ("precision", "changes", "said"),
     [("fp32", {}, "fp16, bf16, tf32"), ("fp16", {"groups": 32}, "no groups"),
+     ("fp16", {"layout": "nchw"}, "use --layout nhwc"),
      ("bf16", {"groups": 64}, "no groups"),
      ("fp8-e4m3", {"which": "wgrad"}, "fprop and dgrad")],
 )  # fmt: skip
 def test_what_it_cannot_run_it_says(precision: str, changes: dict[str, Any], said: str) -> None:
-    which = changes.pop("which", "fprop")
-    what = case(replace(ALIGNED, **changes), which, precision)
+    more = {"which": "fprop"} | {n: changes.pop(n) for n in ("which", "layout") if n in changes}
+    what = Case(Conv(replace(ALIGNED, **changes), **more), precision, "triton")
     assert said in refusal(backend.check, what, H200)
 
 
@@ -163,48 +161,3 @@ def test_boxes_past_the_edge_of_an_image_are_tiles_too() -> None:
     label = "conv_gluon/16x4x4x128x64/s3/w8/padded"
     counted = data_configs.tiles(backend.parse(label), ImplicitGemm.of(case(layer, "fprop")))
     assert counted == launched(label, case(layer, "fprop")) == 250
-
-
-# ------------------------------------------------------------ NCHW
-
-
-@pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize(
-    "shape",
-    [ALIGNED, ConvShape(2, 1, 6, 5, 4, 3, 3, 1, 1), ConvShape(2, 6, 6, 5, 1, 3, 3, 1, 1),
-     ConvShape(3, 8, 1, 1, 16, 1, 1, 1, 0), ConvShape(3, 8, 3, 3, 16, 3, 3, 1, 0)],
-)  # fmt: skip
-def test_copies_are_those_of_tensors_whose_layouts_differ(which: str, shape: ConvShape) -> None:
-    contiguous = without_memory(case(shape, which, layout="nchw"))
-    last, _ = copies.channels_last(contiguous)
-    for name in "xwy":
-        own, copy = getattr(contiguous, name), getattr(last, name)
-        differ = own.shape[1] > 1 and own[0, 0].numel() > 1
-        assert (copy is not own) == differ
-        assert copy.shape == own.shape
-        assert copy.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("which", PASSES)
-def test_inputs_are_copied_before_a_launch_and_the_output_after(which: str) -> None:
-    drawn = operands(ALIGNED, which, PRECISIONS["fp32"])
-    contiguous = replace(drawn, **{name: getattr(drawn, name).contiguous() for name in "xwy"})
-    last, with_copies = copies.channels_last(contiguous)
-    seen: list[bool] = []
-
-    def launch() -> None:
-        seen.extend(getattr(last, name).equal(getattr(drawn, name)) for name in INPUTS[which])
-        last.output.fill_(7.0)
-
-    with_copies(Candidate("a", launch)).call()
-    assert seen == [True, True]
-    assert bool((contiguous.output == 7.0).all())
-
-
-def test_the_choice_in_nchw_is_that_of_nhwc() -> None:
-    for which, name in product(PASSES, ("aligned", "odd")):
-        nchw, nhwc = (
-            backend.configurations(case(SHAPES[name], which, layout=layout), H200).chosen
-            for layout in ("nchw", "nhwc")
-        )
-        assert nchw == nhwc

@@ -45,8 +45,6 @@ def test_a_winner_is_found_again_and_only_for_its_own_case(cache: Path) -> None:
     tune.forget()
     assert tune.find(CASE, TARGET) == (LABEL, 6)
     assert tune.find(conv, TARGET) == ("conv label", 4)
-    nchw = replace(conv, problem=replace(CONV, layout="nchw"))
-    assert tune.find(nchw, TARGET) == ("conv label", 4)
     assert tune.find(replace(CASE, data="zeros"), TARGET) == (LABEL, 6)
     others = [
         replace(CASE, precision_name="bf16"), replace(CASE, problem=Gemm(1048, 1048, 1048, "nn")),

@@ -11,7 +11,6 @@ from typing import Any
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.conv.operands import ConvOperands, without_memory
 from kernels.conv.triton import data_configs, wgrad_configs
-from kernels.conv.triton.copies import channels_last
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.gpus import has_tma
 from kernels.triton_util import Step, bound, candidate
@@ -27,6 +26,8 @@ def check(case: Case, target: Target) -> None:
     """CannotRun, with the reason, where these kernels cannot run the case."""
     if case.precision_name not in PRECISIONS:
         raise CannotRun(f"the Triton convolution supports {', '.join(PRECISIONS)}")
+    if case.problem.layout != "nhwc":
+        raise CannotRun("the Triton convolution is NHWC; use --layout nhwc")
     problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
     if problem.shape.groups > 1:
         raise CannotRun("the Triton convolution has no groups")
@@ -46,17 +47,11 @@ def candidates(
     case: Case, operands: ConvOperands, target: Target, search: str = NONE
 ) -> Sequence[Candidate]:
     """What a search times, one for NONE. CannotRun where no configuration fits the GPU."""
-    if case.problem.layout == "nchw":
-        operands, copied = channels_last(operands)
-    else:
-        copied = None
-
     problem = ImplicitGemm.of(case)
 
     def ready(config: ConvConfig) -> Candidate:
         launch = candidate(config.label, config.tile, bind(config, case, operands, target))
-        launch = replace(launch, tiles=rules(config.label).tiles(config, problem))
-        return copied(launch) if copied else launch
+        return replace(launch, tiles=rules(config.label).tiles(config, problem))
 
     return bound(configurations(case, target).tried(search), ready)
 
@@ -81,8 +76,6 @@ def configurations(case: Case, target: Target) -> Configurations[ConvConfig]:
 def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
     """As `kernels.gemm.triton.backend.compiled`."""
     operands = without_memory(case)
-    if case.problem.layout == "nchw":
-        operands, _ = channels_last(operands)
     return [step.compile() for step in bind(parse(label), case, operands, target)]
 
 

@@ -10,16 +10,13 @@ padded copy are whole sectors, zeros at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from math import ceil
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.case import Candidate
-from kernels.conv import INPUTS, OUTPUT
 from kernels.conv.operands import ConvOperands
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.triton_util import Step, row_for_tma
@@ -113,34 +110,3 @@ def padded(
         channels // per_word, step // per_word, BLOCK,
     )  # fmt: skip
     return copied, step, (Step(pad_pixels, (ceil(words / BLOCK),), args, {"num_warps": 4}),)
-
-
-def channels_last(
-    operands: ConvOperands,
-) -> tuple[ConvOperands, Callable[[Candidate], Candidate]]:
-    """(copies in channels_last of contiguous operands, what makes a candidate copy to and from).
-
-    A tensor whose elements lie alike in both layouts (one channel, or one pixel) is not copied.
-    Allocated here (torch.OutOfMemoryError).
-    """
-    form = torch.channels_last
-    tensors = {name: getattr(operands, name) for name in "xwy"}
-    copies = {
-        name: torch.empty_like(tensor, memory_format=form)
-        for name, tensor in tensors.items()
-        if not tensor.is_contiguous(memory_format=form)
-    }
-    before = [(copies[n], tensors[n]) for n in INPUTS[operands.which] if n in copies]
-    after = [(tensors[n], copies[n]) for n in (OUTPUT[operands.which],) if n in copies]
-
-    def with_copies(candidate: Candidate) -> Candidate:
-        def call() -> None:
-            for target, source in before:
-                target.copy_(source)
-            candidate.call()
-            for target, source in after:
-                target.copy_(source)
-
-        return replace(candidate, call=call)
-
-    return replace(operands, **copies), with_copies
