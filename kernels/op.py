@@ -39,10 +39,10 @@ class BackendEntry:
         return importlib.import_module(self.module)
 
     def candidates(
-        self, case: Case, operands: Any, target: Target, *, search: str
+        self, case: Case, operands: Any, target: Target, *, search: int
     ) -> tuple[Candidate, ...]:
-        """The ways to run the case; of our kernels those that a search (NONE, QUICK or WIDE) times.
-        Raises CannotRun with the reason where there is none, ImportError as `load` does.
+        """The ways to run the case; of our kernels so many as a `search` times. Raises
+        CannotRun with the reason where there is none, ImportError as `load` does.
         """
         searched = (search,) if case.backend == TUNED else ()
         return tuple(self.load().candidates(case, operands, target, *searched))
@@ -233,7 +233,7 @@ class Session:
         self.checking = importlib.import_module("kernels.checking")  # with torch
         self.pool = importlib.import_module("kernels.data").OperandPool(target, seed)
 
-    def prepare(self, case: Case, *, search: str = NONE) -> Prepared:
+    def prepare(self, case: Case, *, search: int = NONE) -> Prepared:
         """Allocate, fill and bind what a `search` tries. Raises CannotRun with a reason, or
         torch.OutOfMemoryError; ValueError for a user's back end that is none, ImportError for one
         whose packages are missing.

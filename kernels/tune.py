@@ -26,12 +26,13 @@ from kernels.case import CannotRun, Case, Target
 from kernels.files import cache_folder, read_json_file, warn, write_atomically
 from kernels.messages import first_line
 
-NONE, QUICK, WIDE = "none", "quick", "wide"  # searches: none, a few configurations, many
+# How many configurations a search times. Above QUICK it times the first of the ranking, and does so
+# even where a winner is known.
+NONE, QUICK, WIDE = 0, 6, 24
 # How a configuration was chosen: by a wide search, a quick one, or the model. Earlier versions had
 # tables too: what they list is TUNED, what a near size of theirs gave is LENT.
 HOW = TUNED, QUICK_TUNED, LENT, MODELLED = "tuned", "quick-tuned", "lent", "modelled"
-LISTED, SAME_TILE = 6, 2  # configurations that a quick search times; of them with one tile
-SEARCHED = 24  # that a wide search times
+SAME_TILE = 2  # of the configurations that a quick search times
 
 FOLDER = "quick-tuned"
 MOST_CANDIDATES = 1000  # that an entry may claim
@@ -59,7 +60,7 @@ class Choice:
     @classmethod
     def timed(cls, candidates: int) -> Choice:
         """Of the fastest of so many that were timed."""
-        return cls(TUNED if candidates > LISTED else QUICK_TUNED, candidates)
+        return cls(TUNED if candidates > QUICK else QUICK_TUNED, candidates)
 
 
 @dataclass(frozen=True)
@@ -112,22 +113,22 @@ class Configurations(Generic[Config]):
         """What runs untimed, and how it was chosen. CannotRun where nothing fits the GPU."""
         return self.known or (self.ranked[0], Choice(MODELLED))
 
-    def tried(self, search: str) -> Sequence[Config]:
+    def tried(self, search: int) -> Sequence[Config]:
         """What a search times: one where it times none, or a quick one's winner is known. CannotRun
         where nothing fits the GPU.
         """
-        if search == WIDE:
+        if search > QUICK:
             known = () if self.known is None else (self.known[0],)
-            return tuple(dict.fromkeys((*known, *self.ranked[:SEARCHED])))
+            return tuple(dict.fromkeys((*known, *self.ranked[:search])))
         if search == NONE or self.known is not None:
             return (self.chosen[0],)
-        return short_list(self.ranked, self.tile, families=self.families)
+        return short_list(self.ranked, self.tile, search, families=self.families)
 
 
 def short_list(
     ranked: Sequence[Config],
     tile: Callable[[Config], Hashable],
-    most: int = LISTED,
+    most: int = QUICK,
     alike: int = SAME_TILE,
     families: Sequence[Callable[[Config], Hashable]] = (),
 ) -> Sequence[Config]:

@@ -35,7 +35,7 @@ from microbench.command_line import (
 FLEET_BACKEND, FLEET_S = "cublas", 10.0  # of sampling: power and clock have settled
 OF_ALL = {"Output": "json verbose", "Time": "budget processes"}  # what most runs need
 # What networks and maps take as usual: `gemm` and `conv` are for trying them.
-AS_USUAL = frozenset({"data", "timer", "l2", "regime", "autotune", "no_tune", "without", "seed"})
+AS_USUAL = frozenset({"data", "timer", "l2", "regime", "tune", "without", "seed"})
 NO_AXES = frozenset({"stride", "padding", "dilation", "groups"})  # of a map
 
 

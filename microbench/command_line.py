@@ -301,11 +301,13 @@ FOREIGN = {
     "-b": "--batch", "--batch-size": "--batch", "-j": "--workers", "--num-workers": "--workers",
     "-o": "--json", "--output": "--json", "--precision": "--dtype", "--baseline": "--vs",
     "--channels-last": "--layout nhwc", "--autocast": "--amp", "--chart": f"{SHOW} FILE --chart",
-    "--html": f"{SHOW} FILE --html PAGE",
+    "--html": f"{SHOW} FILE --html PAGE", "--autotune": "--tune 24", "--no-tune": "--tune 0",
     "--other": "--base-args", "bench": "gemm", "benchmark": "gemm", "help": "--help",
     "plot": "show FILE --chart", "profile": "diagnose", "explain": "dev explain",
-    "make-data": "dev make-data", "completion": "dev completion",
+    "completion": "dev completion",
 }  # fmt: skip
+# What run files of earlier versions have in place of an option, and its value.
+RETIRED = {"autotune": ("tune", 24), "no_tune": ("tune", 0)}
 # Of a call, not of a run.
 SCREEN = ("json", "overwrite", "verbose", "quiet")
 # Options whose values may have a path after the colon: "folder:/data/imagenet".
@@ -415,7 +417,9 @@ class Command(click.Command):
         for names in self.either:
             given |= names if names & given else set()
         known = {str(param.name) for param in self.params} - given - {"resume", *SCREEN}
-        taken = {n: v for n, v in cast("dict[str, Any]", options).items() if n in known}
+        words = cast("dict[str, Any]", options)
+        words |= dict(RETIRED[name] for name in RETIRED if words.get(name))
+        taken = {name: value for name, value in words.items() if name in known}
         for name, value in taken.items():
             if not isinstance(value, str | int | float):
                 raise UserError(f"{path} is damaged or not a halfway file: options.{name}")

@@ -45,7 +45,7 @@ def check_fleet(request: Request, threshold: str) -> int:
                    "command": list(command_line("microbench")), "seed": seed,
                    "software": software(), "threshold_pct": threshold_pct}  # fmt: skip
     # The same configurations on every GPU: what differs is then the GPU.
-    conditions = replace(asked, seed=seed, no_tune=True)
+    conditions = replace(asked, seed=seed, tune=0)
     devices, console, done = devices_here(), run_console(outputs), SimpleQueue[MeasuredGpu]()
     gpus, rows = list[MeasuredGpu](), list[GpuResult]()
     with run_file(outputs, CHECK) as (path, _):

@@ -142,7 +142,7 @@ class Measurer:
     telemetry: Telemetry
     regime: str
     seed: int
-    search: str = NONE  # of the ways to run a case: none, quick or wide
+    search: int = NONE  # how many configurations of our kernels are timed
     tracebacks: bool = False  # of a user's kernel, to standard error
     chance: random.Random = field(default_factory=random.Random)  # when to check again
     estimator: Estimator = field(default_factory=Estimator)

@@ -26,7 +26,7 @@ from kernels.messages import suggest
 from kernels.op import OWN, SEPARATE
 from kernels.precision import PRECISIONS
 from kernels.problem import Problem
-from kernels.tune import NONE, QUICK, WIDE
+from kernels.tune import MOST_CANDIDATES, QUICK
 from kernels.user import UserBackend
 from microbench import sweep
 from microbench.command_line import (
@@ -516,24 +516,13 @@ class Conditions:
         "Processes that time each case; 3 for runs that will be compared  [default: 1]",
         check=check_processes,
     )
-    autotune: bool = choice(False, "Time 24 Triton configurations and keep the fastest")
-    no_tune: bool = choice(
-        False, "Time no Triton configurations: the model chooses where none was timed before"
+    tune: int = choice(
+        QUICK,
+        "Triton configurations to time for a case that was not tuned; above 6: for every case",
+        check=at_least(0, MOST_CANDIDATES),
     )
     without: str = choice(
         "", "Leave out our Triton configurations of these labels: 'split_k/*,*/direct'", kept=True
     )
     seed: int | None = choice(None, "Seed of the input values  [default: random]", check=check_seed)
     outputs: Outputs = field(default_factory=Outputs)
-
-    def __post_init__(self) -> None:
-        """UserError where a wide search is asked for, and none, or one that leaves some out."""
-        for other in ("no_tune", "without"):
-            if self.autotune and getattr(self, other):
-                name = other.replace("_", "-")
-                raise UserError(f"--autotune and --{name} exclude each other; give one of them")
-
-    @property
-    def search(self) -> str:
-        """Which Triton configurations are timed: NONE; QUICK where none was before; WIDE."""
-        return WIDE if self.autotune else NONE if self.no_tune else QUICK

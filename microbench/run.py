@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from kernels import OPS
 from kernels.case import Case
 from kernels.op import TUNED
-from kernels.tune import NONE
 from microbench import run_output
 from microbench.command_line import MAX_SEED, kept
 from microbench.device.host import LoadMeter, has_driver
@@ -127,7 +126,7 @@ def _compiles(request: Request) -> bool:
     A network is not traced for it: there they are asked for by name.
     """
     asked = request.conditions
-    if asked.search == NONE or asked.device == "cpu" or not has_driver():
+    if not asked.tune or asked.device == "cpu" or not has_driver():
         return False
     if request.traces:
         return TUNED in (asked.backend or "")

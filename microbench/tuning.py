@@ -1,4 +1,4 @@
-"""Chooses among the ways to run a case by timing them: of our kernels a few, many with --autotune.
+"""Chooses among the ways to run a case by timing them: of our kernels as many as --tune says.
 
 It compiles the model's first configurations side by side (`microbench.precompile`), those of later
 cases while the GPU measures earlier ones, times each for milliseconds, interleaved, and keeps the
@@ -20,7 +20,7 @@ from kernels import OPS, tune
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.files import warn_not_kept
 from kernels.op import TUNED
-from kernels.tune import LISTED, NONE, WIDE, Choice
+from kernels.tune import QUICK, Choice
 from microbench import precompile
 from microbench.timing.stats import median
 from microbench.timing.timers import Timer
@@ -103,14 +103,14 @@ class Chosen(NamedTuple):
 
 @dataclass
 class Tuner:
-    """Chooses candidates of one target by `timer`. `search` is NONE, QUICK or WIDE.
+    """Chooses candidates of one target by `timer`. `search` is how many it times of ours.
 
     `raise_if_dead` passes on an error that leaves the device unusable.
     """
 
     target: Target
     timer: Timer
-    search: str
+    search: int
     raise_if_dead: Callable[[Exception], None]
     _samples: dict[str, int] = field(default_factory=dict[str, int], init=False)
     _ahead: dict[str, Future[Broken]] = field(default_factory=dict[str, Future[Broken]], init=False)
@@ -119,14 +119,14 @@ class Tuner:
         """Begin to load our kernels, and to compile what these cases will time, in their order; it
         ends with the process.
         """
-        tunes = self.search != NONE and self.target.kind == "cuda"
+        tunes = self.search and self.target.kind == "cuda"
         ours = [case for case in cases if tunes and case.backend == TUNED]
         unknown = [
-            case for case in ours if self.search == WIDE or tune.find(case, self.target) is None
+            case for case in ours if self.search > QUICK or tune.find(case, self.target) is None
         ]
         self._ahead = {case.key: Future[Broken]() for case in unknown}
         todo, cores = iter(unknown), len(os.sched_getaffinity(0)) - MEASURING_CORES
-        for _ in range(max(1, cores // LISTED) if ours else 0):  # cases at once
+        for _ in range(max(1, cores // QUICK) if ours else 0):  # cases at once
             Thread(target=self._compile_ahead, args=(ours[0], todo), daemon=True).start()
 
     def _compile_ahead(self, first: Case, cases: Iterator[Case]) -> None:

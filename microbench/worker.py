@@ -358,7 +358,7 @@ def _measure_on_request(
 
     with devices.open_telemetry(info) as telemetry:
         measurer = Measurer(
-            target, timer, telemetry, settings.regime, settings.seed or 0, settings.search,
+            target, timer, telemetry, settings.regime, settings.seed or 0, settings.tune,
             tracebacks=settings.outputs.verbose,
         )  # fmt: skip
         while True:

@@ -101,7 +101,7 @@ def test_keywords_mean_what_the_words_of_the_command_line_mean() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"budget": "two"}, "'two' is not a valid float"), ({"autotune": "yes"}, "True or False")],
+    [({"budget": "two"}, "'two' is not a valid float"), ({"overwrite": "yes"}, "True or False")],
 )
 def test_values_that_mean_nothing_are_one_line(options: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:

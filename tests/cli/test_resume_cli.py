@@ -41,7 +41,7 @@ def run_file(path: Path, kind: str, **options: object) -> Path:
 
 
 def test_what_is_not_written_is_taken_from_the_file_the_network_too(tmp_path: Path) -> None:
-    words = ("gemm", "--sizes", "16,24", "--dtype", "bf16", "--device=cpu", "--autotune")
+    words = ("gemm", "--sizes", "16,24", "--dtype", "bf16", "--device=cpu", "--tune", "24")
     options = {"sizes": "16,24", "dtype": "bf16", "device": "cpu", "autotune": True}
     file = run_file(tmp_path / "run.json", "gemm", **options, quiet=True, unknown=3)
     found, usual = kernels("gemm", "--resume", file), kernels(*words, "--resume", file)

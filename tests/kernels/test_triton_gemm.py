@@ -18,7 +18,7 @@ from kernels.gemm.triton.config import GemmConfig, GemmProblem, parse
 from kernels.gpus import architecture
 from kernels.precision import PRECISIONS
 from kernels.triton_util import bound
-from kernels.tune import LISTED, MODELLED, NONE, QUICK, SAME_TILE, SEARCHED, WIDE
+from kernels.tune import MODELLED, NONE, QUICK, SAME_TILE, WIDE
 
 pytest.importorskip("triton")
 
@@ -94,7 +94,7 @@ def test_widths_between_powers_of_two_are_timed_where_they_save_tiles(
     listed = backend.configurations(case(*size), H200).tried(QUICK)
     odd = [config for config in listed if config.kernel == cfg.ODD_WIDTH]
     assert {config.bm if config.swapped else config.bn for config in odd} == widths
-    assert len(listed) == LISTED
+    assert len(listed) == QUICK
     assert listed[: len(odd)] == tuple(odd)
 
 
@@ -147,19 +147,19 @@ def test_a_short_list_has_the_model_s_first_and_a_winner_is_what_runs() -> None:
     assert options.chosen[1].how == MODELLED
     assert options.tried(NONE) == (ranked[0],)
     found = options.tried(QUICK)
-    assert len(found) == LISTED
+    assert len(found) == QUICK
     assert found[0] == ranked[0]
     kinds = [cfg.tile_kind(config) for config in found]
     assert max(map(kinds.count, kinds)) <= SAME_TILE
-    assert list(options.tried(WIDE)) == list(ranked[:SEARCHED])
+    assert list(options.tried(WIDE)) == list(ranked[:WIDE])
     what = case(1048, 1048, 1048)
     last = cfg.choices(GemmProblem.of(what), (9, 0), 132)[-1]
-    tune.save(what, H200, last.label, SEARCHED)
+    tune.save(what, H200, last.label, WIDE)
     options = backend.configurations(what, H200)
-    assert options.known == (last, tune.Choice(tune.TUNED, SEARCHED))
+    assert options.known == (last, tune.Choice(tune.TUNED, WIDE))
     assert options.tried(QUICK) == options.tried(NONE) == (last,)
     assert options.tried(WIDE)[0] == last
-    assert len(options.tried(WIDE)) == SEARCHED + 1
+    assert len(options.tried(WIDE)) == WIDE + 1
     for label in ("no label", "tma/256x256x64/s9/w8/g8"):  # the second does not fit
         tune.save(what, H200, label, 6)
         assert backend.configurations(what, H200).known is None

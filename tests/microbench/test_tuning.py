@@ -19,7 +19,7 @@ from kernels import tune
 from kernels.case import Candidate, Case, Prepared, Target
 from kernels.gemm import Gemm
 from kernels.gemm.triton import backend
-from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE, Choice
+from kernels.tune import NONE, QUICK, QUICK_TUNED, TUNED, WIDE, Choice
 from microbench import precompile, tuning
 from microbench.timing.timers import Block, Launch
 from microbench.tuning import LIBRARY_STAGES, QUICK_STAGES, Broken, Stage, Tuner, ranking
@@ -125,7 +125,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tuner_of(seconds: dict[str, float], search: str = QUICK) -> tuple[Tuner, Planted]:
+def tuner_of(seconds: dict[str, float], search: int = QUICK) -> tuple[Tuner, Planted]:
     timer = Planted(seconds)
     return Tuner(H200, timer, search, lambda _: None), timer
 
@@ -201,13 +201,13 @@ def test_a_wide_search_times_more_into_the_same_cache(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = [config.label for config in backend.configurations(CASE, H200).tried(WIDE)]
-    assert len(labels) == SEARCHED
+    assert len(labels) == WIDE
     seconds = {label: 1e-5 * (50 - i) for i, label in enumerate(labels)}
     tuner, _ = tuner_of(seconds, WIDE)
     monkeypatch.setattr(precompile, "compile_ahead", lambda *_: {})
     candidates = [candidate(label) for label in labels]
     found, choice, _ = tuner.choose(CASE, prepared(candidates), lambda *_: None)
-    assert (found.label, choice) == (labels[-1], Choice(TUNED, SEARCHED))
+    assert (found.label, choice) == (labels[-1], Choice(TUNED, WIDE))
     known = backend.configurations(CASE, H200)
     assert (known.chosen[0].label, known.chosen[1]) == (found.label, choice)
 

@@ -73,7 +73,7 @@ def ready_or_why(session: Session, case: Case) -> tuple[Prepared | None, str]:
 
 
 def measurer_of(
-    gpu: DeviceInfo, l2: str = "cold", timer: str = "auto", search: str = NONE
+    gpu: DeviceInfo, l2: str = "cold", timer: str = "auto", search: int = NONE
 ) -> Measurer:
     clock = make_timer(timer, l2, gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
     return Measurer(gpu.target(), clock, open_telemetry(gpu), "sustained", 0, search)

@@ -334,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
     groups = groups_of(plants)
     usual_s = BUDGET_SHARE[info.kind] * sum(map(group_weight, groups))
     conditions = Conditions(
-        device=given.device, no_tune=True, budget=given.budget or usual_s, processes=1,
+        device=given.device, tune=0, budget=given.budget or usual_s, processes=1,
         outputs=Outputs(),
     )  # fmt: skip
     run = run_request(Planted(conditions, groups)).run

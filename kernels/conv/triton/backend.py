@@ -44,7 +44,7 @@ def check(case: Case, target: Target) -> None:
 
 
 def candidates(
-    case: Case, operands: ConvOperands, target: Target, search: str = NONE
+    case: Case, operands: ConvOperands, target: Target, search: int = NONE
 ) -> Sequence[Candidate]:
     """What a search times, one for NONE. CannotRun where no configuration fits the GPU."""
     problem = ImplicitGemm.of(case)

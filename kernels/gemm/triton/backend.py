@@ -24,7 +24,7 @@ def check(case: Case, target: Target) -> None:
 
 
 def candidates(
-    case: Case, operands: Operands, target: Target, search: str = NONE
+    case: Case, operands: Operands, target: Target, search: int = NONE
 ) -> Sequence[Candidate]:
     """What a search times, one for NONE. CannotRun where no configuration fits the GPU."""
     tried = configurations(case, target).tried(search)
