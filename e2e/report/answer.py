@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import geometric_mean
 
 from e2e.report.arms import (
@@ -22,9 +21,8 @@ from e2e.report.arms import (
     reference,
     step_word,
     trains,
-    was_run,
 )
-from e2e.report.figures import bottleneck, is_clear, noun, ratio, spread, times
+from e2e.report.figures import bottleneck, noun, ratio, times
 from e2e.report.ledger import (
     MOST_RESIDUAL,
     SAME,
@@ -38,16 +36,16 @@ from e2e.report.ledger import (
     title_words,
     unexplained,
 )
-from e2e.report.trainings import busy_pct, exposed, fastest, is_bf16_again, wall_gap
+from e2e.report.trainings import exposed, fastest, is_bf16_again
 from e2e.results.baselines import BASELINES, STRONG, scaling
 from e2e.results.terms import RESIDUAL
-from e2e.results.types import MAX_WALL_GAP, Cause, Training
+from e2e.results.types import Cause, Training
 from microbench import fmt
 from microbench.report.parts import Line, doubts
 from microbench.results.types import Run, Warning
 from microbench.verdict import load_warnings
 
-MOST_ROWS, ROW = 8, 73  # of the answer without what says more; characters of a row
+MOST_ROWS, ROW = 8, 68  # of the answer without what says more; characters of a row at least
 MOST_DOUBTS = 2
 NO_VERDICT = "No verdict"
 USUAL = (*BASELINES, *LADDER)  # what a speed-up is over
@@ -61,7 +59,6 @@ WHERE = ("network", "batch", "gpus", "evaluation", "compile", "graph")
 def answer(run: Run, view: View) -> list[Line]:
     """The finding first; at most MOST_ROWS rows on a screen."""
     device = run.device_name
-    on_gpu = run.device.get("kind") == "cuda"
     ruined = [group for group in view.groups if group.ruined_pct]
     sound = view.only(
         lambda arm: not view.group_of(arm).ruined_pct and not contradicted(view, arm)
@@ -69,20 +66,17 @@ def answer(run: Run, view: View) -> list[Line]:
     )  # fmt: skip
     best = best_arms(sound)
     doubtful, scaling = [*_no_verdicts(view, ruined, "" if best else device)], [*_scaling(sound)]
-    first, *second = [*_speeds(sound, best, device, rate=not (scaling or doubtful)), ""]
     sentences = [
         *_lost(view),
         *(sentence for group in sound.groups for sentence in _ladder(sound, group, device)),
         *scaling[:2],
-        first,
+        *_speeds(sound, best, device, rate=not (scaling or doubtful)),
         *doubtful,
-        *_missing(view),
-        *second,
-        *_accuracies(view, best[-1] if best else None),
+        *_failed(view),
     ]
-    lines = [Line("", sentence) for sentence in sentences if sentence]
+    lines = [Line("", sentence) for sentence in sentences]
     if best and (best[-1].speedup or not doubtful):
-        lines += _why(sound, best[-1], on_gpu=on_gpu)
+        lines += _why(sound, best[-1], on_gpu=run.device.get("kind") == "cuda")
     elif doubtful:
         lines.append(
             Line("Why", "likely other work on the machine, or steps that differ by themselves")
@@ -94,17 +88,14 @@ def answer(run: Run, view: View) -> list[Line]:
 
 
 def _within(lines: list[Line], most: int) -> list[Line]:
-    """The lines that fit this many rows of a screen: later reasons go first, then later findings,
-    later doubts, and the first reason.
-
-    All that goes is in a part of --verbose.
+    """The lines that fit this many rows of a screen: later reasons go first, then later doubts,
+    later findings, and the first reason. All that goes is in a part of --verbose.
     """
-    going = [
-        *[line for line in lines if line.label == "Why"][:0:-1],
-        *[line for line in lines if line.label == "" and NO_VERDICT not in line.text][:1:-1],
-        *[line for line in lines if line.label == "Doubt"][:0:-1],
-        *[line for line in lines if line.label == "Why"][:1],
-    ]
+    reasons, doubts, findings = (
+        [line for line in lines if line.label == label and NO_VERDICT not in line.text]
+        for label in ("Why", "Doubt", "")
+    )
+    going = [*reasons[:0:-1], *doubts[:0:-1], *findings[:1:-1], *reasons[:1]]
     while going and sum(1 + len(line.text) // ROW for line in lines) > most:
         lines = [line for line in lines if line is not going[0]]
         del going[0]
@@ -115,7 +106,7 @@ def best_arms(view: View) -> list[Training]:
     """The arms of the recipe that is fastest against its baseline, at every batch and network; the
     one with the highest throughput is last. Without baselines the fastest arm.
     """
-    sound = [arm for arm in view.arms if arm.steps and arm.converged is not False]
+    sound = [arm for arm in view.arms if arm.steps and not view.is_lost(arm)]
     timed = sorted(sound, key=lambda arm: arm.per_s or 0.0)
     rungs = [arm for arm in sound if arm.rung is not None and "first" in arm.speedup]
     by_label = grouped(
@@ -136,26 +127,15 @@ def best_arms(view: View) -> list[Training]:
 
 
 def _speeds(view: View, best: Sequence[Training], device: str, *, rate: bool) -> Iterator[str]:
-    """The fastest recipe against its baselines; of two that were asked for, the other too.
-
-    Its `rate` where nothing was compared.
-    """
+    """The fastest recipe against its baselines. Its `rate` where nothing was compared."""
     if not best or best[-1].rung is not None:
         return
-    if not best[-1].speedup or view.is_baseline(best[-1]):
+    if best[-1].speedup and not view.is_baseline(best[-1]):
+        yield f"{_speed(view, best)} ({where_of(view, best, device)})"
+    elif rate:
         arm = best[-1]
         text = f"{view.label(arm)} {trains(arm)} {fmt.throughput(arm.per_s or 0.0)} {arm.unit}/s"
-        yield from [f"{text} ({where_of(view, [arm], device)})"] * rate
-        return
-    yield f"{_speed(view, best)} ({where_of(view, best, device)})"
-    others = grouped(
-        (view.label(arm), arm)
-        for arm in view.arms
-        if arm.steps and arm.speedup and arm.converged is not False
-        and not view.is_baseline(arm) and view.label(arm) != view.label(best[-1])
-    )  # fmt: skip
-    if len(others) == 1 and any(not r.no_difference for r in best[-1].speedup.values()):
-        yield from (_speed(view, arms) for arms in others.values())
+        yield f"{text} ({where_of(view, [arm], device)})"
 
 
 def _speed(view: View, arms: Sequence[Training]) -> str:
@@ -166,7 +146,7 @@ def _speed(view: View, arms: Sequence[Training]) -> str:
     slower = True
     for name in compared:
         ratios = [(arm.speedup[name], arm) for arm in arms if name in arm.speedup]
-        title = "the rung before" if name == "previous" else view.title(name)
+        title = view.title(name)
         if all(ratio.no_difference for ratio, _ in ratios):
             same.append(f"{title} ({fmt.ratio(ratios[0][0])})")
             slower = False
@@ -247,8 +227,8 @@ def _no_verdicts(view: View, ruined: Sequence[Group], device: str) -> Iterator[s
         named = fmt.joined(names) if len(names) <= MOST_NAMED else f"{len(names)} recipes"
         more = f", nor in {fmt.count(len(ruined) - 1, 'other comparison')}" * (len(ruined) > 1)
         yield (
-            f"{NO_VERDICT} on {named} ({where_of(view, widest.arms, device)}){more}: the intervals "
-            f"are too wide, up to ±{fmt.number(widest.ruined_pct)} %"
+            f"{NO_VERDICT} on {named} ({where_of(view, widest.arms, device)}){more}: "
+            f"intervals of up to ±{fmt.number(widest.ruined_pct)} % are too wide"
         )
     apart = [(arm, name) for arm in view.arms if not view.group_of(arm).ruined_pct
              and (name := contradicted(view, arm))]  # fmt: skip
@@ -267,16 +247,15 @@ def _no_verdicts(view: View, ruined: Sequence[Group], device: str) -> Iterator[s
 
 def _ladder(view: View, group: Group, device: str) -> Iterator[str]:
     """From the first rung to the last."""
-    timed = [arm for arm in group.arms if arm.steps]
-    last = next(
-        (a for a in reversed(timed) if "first" in a.speedup and a.converged is not False), None
-    )
-    if last is None:
-        return
-    first = last.speedup["first"]
-    start = view.label(timed[0]) + SHORT_WORDS * view.is_short("first")
-    gain = f"{times(first)} times as fast" if not first.no_difference else "no difference measured"
-    yield f"From {start} to {view.label(last)}: {gain} ({where_of(view, [last], device)})"
+    rungs = [arm for arm in group.arms if "first" in arm.speedup and not view.is_lost(arm)]
+    last = rungs[-1] if rungs else None
+    base = reference(last, "first", group) if last else None
+    if last and base:
+        first = last.speedup["first"]
+        start = view.label(base) + SHORT_WORDS * view.is_short("first")
+        same = "no difference measured"
+        gain = same if first.no_difference else f"{times(first)} times as fast"
+        yield f"From {start} to {view.label(last)}: {gain} ({where_of(view, [last], device)})"
 
 
 def _scaling(view: View) -> Iterator[str]:
@@ -284,6 +263,7 @@ def _scaling(view: View) -> Iterator[str]:
     by_arm = grouped(
         ((" ".join(in_words(row.many.case, ("recipe", "compress"))), row.kind), row)
         for row in scaling(view.arms)
+        if not view.is_lost(row.many)
     )
     for (name, kind), rows in by_arm.items():
         each = [f"{ratio(row.efficiency)} on {row.many.case.gpus} GPUs" for row in rows]
@@ -295,42 +275,18 @@ def _scaling(view: View) -> Iterator[str]:
 
 def _exchanges(view: View) -> Iterator[str]:
     """What the exchange of gradients adds to the step of the most GPUs."""
-    rows = [row.many for row in scaling(view.arms) if row.many.exchange and row.many.step_s]
-    if rows:
-        most = max(rows, key=lambda arm: arm.case.gpus)
-        assert most.exchange
-        assert most.step_s
+    rows = [row.many for row in scaling(view.arms) if row.many.exchange]
+    most = max(rows, key=lambda arm: arm.case.gpus, default=None)
+    if most and most.exchange and most.step_s:
         adds = f"{exposed(most.exchange)} of {fmt.milliseconds(most.step_s)} ms"
         yield f"exchanging gradients adds {adds} to a step on {most.case.gpus} GPUs"
 
 
-def _accuracies(view: View, best: Training | None) -> Iterator[str]:
-    """Held-out accuracy, or loss, of the recipes side by side, where the best arm is."""
-    groups = [group for group in view.groups if any(arm.repeats for arm in group.arms)]
-    if not groups:
-        return
-    group = view.group_of(best) if best and view.group_of(best) in groups else groups[-1]
-    arms = [arm for arm in group.arms if arm.converged is not False]
-    by_accuracy = any(arm.accuracy for arm in arms)
-    learnt = [
-        f"{view.label(arm)} {spread(pair, len(arm.repeats) > 1, 100 if by_accuracy else 1)}"
-        + " %" * by_accuracy
-        for arm in arms
-        if (pair := arm.accuracy if by_accuracy else arm.loss)
-    ]
-    if learnt:
-        what = "accuracy" if by_accuracy else "loss"
-        generated = " of generated data" * is_generated(group.case)
-        title = f" ({group.title})" * bool(group.title)
-        yield f"Held-out {what}{generated}{title}: {fmt.listed(learnt, MOST_NAMED)}"
-
-
-def _missing(view: View) -> Iterator[str]:
-    """What was not measured, and why; each reason once."""
-    lost = [arm for arm in view.arms if arm.steps is None and arm.status != "ok" and was_run(arm)]
-    for (status, why), arms in grouped(((arm.status, reason(arm)), arm) for arm in lost).items():
-        named = fmt.listed([view.named(arm) for arm in arms], MOST_NAMED)
-        yield f"{named} {'FAILED' if status == 'failed' else 'not measured'}: {why}"
+def _failed(view: View) -> Iterator[str]:
+    """Recipes that failed, and why; each reason once."""
+    failed = [arm for arm in view.arms if arm.status == "failed"]
+    for why, arms in grouped((reason(arm), arm) for arm in failed).items():
+        yield f"{fmt.listed([view.named(arm) for arm in arms], MOST_NAMED)} FAILED: {why}"
 
 
 # ---------------------------------------------------------------- why, and what to do
@@ -346,10 +302,10 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
     first = next(
         (cause for cause in best.causes if cause.predicted_gain_pct is None and not doubt), None
     )
-    reasons = [*_rungs(view, view.group_of(best))] if best.rung is not None else []
+    reasons: list[str] = []
     if explains:
         reasons.append(_ledger(view, best))
-    elif doubt and doubt != SAME and (has_ledger(best) or best.causes):
+    elif doubt and doubt != SAME and not many and (has_ledger(best) or best.causes):
         reasons.append(f"no explanation: {doubt}")
     named = first is not None and bottleneck(best.limit) in first.title
     if on_gpu and best.limit and not named and not (explains and best.limit == "gpu"):
@@ -377,27 +333,8 @@ def _ledger(view: View, arm: Training) -> str:
     return f"{start}: {', '.join([*parts, f'unexplained {rest_ms:+.2f}'])}"
 
 
-def _rungs(view: View, group: Group) -> Iterator[str]:
-    """The largest step of a ladder, those that gave nothing, and those that cost."""
-    sound = [arm for arm in group.arms if arm.steps and arm.converged is not False]
-    climbed = [(arm, arm.speedup["previous"]) for arm in sound if "previous" in arm.speedup]
-    steps = [(arm, ratio) for arm, ratio in climbed if ratio.ci95 and not ratio.no_difference]
-    best, gain = max(steps, key=lambda step: step[1].ratio, default=(None, None))
-    if best and gain and gain.ratio > 1:
-        before = "the rung before" + f", fp32{SHORT_WORDS}" * view.follows_short(best)
-        yield f"largest gain: {view.label(best)}, {times(gain)} times as fast as {before}"
-    losses = [f"{view.label(a)} {times(ratio)}" for a, ratio in steps if ratio.ratio < 1]
-    same = [view.label(arm) for arm, ratio in climbed if ratio.no_difference]
-    parts = [
-        f"slower than the rung before: {fmt.listed(losses, MOST_NAMED)}" * bool(losses),
-        f"no difference measured: {fmt.listed(same, MOST_NAMED)}" * bool(same),
-    ]
-    if any(parts):
-        yield "; ".join(filter(None, parts))
-
-
 def _bottlenecks(view: View, best: Training, *, many: bool) -> str:
-    """Of many comparisons how often each is the bottleneck; else that of the best, and its cost."""
+    """Of many comparisons how often each is the bottleneck; else that of the best."""
     timed = [arm for arm in view.arms if arm.steps and arm.limit]
     word = bottleneck(best.limit)
     if len({arm.limit for arm in timed}) == 1 and len(timed) > 1:
@@ -406,63 +343,26 @@ def _bottlenecks(view: View, best: Training, *, many: bool) -> str:
         counts = Counter(bottleneck(arm.limit) for arm in timed if not view.is_baseline(arm))
         times = (f"{name} {count}" for name, count in counts.most_common())
         return f"bottlenecks of the recipes asked for: {', '.join(times)}"
-    waited = None if _only_slowed(best) else _waited_pct(best)
-    idle = "the GPU is idle" if best.limit == "host" else "the CPU waits for data"
-    much = "" if waited is None else f" ({idle} for {waited:.0f} % of a {view.step})"
-    return f"bottleneck of {view.named(best)}: {word}{much}"
+    return f"bottleneck of {view.named(best)}: {word}"
 
 
 def _do(view: View, best: Training, first: Cause | None) -> str:
-    """One thing to do: what was measured to help, else what is likely to."""
-    sound = is_sound(view, best)
-    tried = [
-        (cause.measured_gain_pct or 0.0, cause, arm)
-        for arm in view.arms
-        if is_sound(view, arm)
-        for cause in arm.causes
-        if (cause.measured_gain_pct or 0.0) > 0
-    ]
-    if tried:
-        own = [trial for trial in tried if trial[2] is best] or tried
-        _, most, arm = max(own, key=lambda trial: trial[0])
-        return f"{most.fix}{f' for {view.named(arm)}' * (arm is not best)} ({gains(most)})"
-    if text := _layouts(view, best):
-        return text
+    """One thing to do, which is likely to help."""
     if first and fmt.clean(first.fix):
         return f"{first.fix} ({gains(first) or 'not measured'})"
-    if sound and (remedy := _remedy(best)):
-        return f"{remedy} (not measured)"
-    return _use(view, best) if sound and len(view.groups) == 1 else ""
-
-
-def _layouts(view: View, best: Training) -> str:
-    """The layout, where the same arm in the other one was timed and is slower."""
-    for other in view.group_of(best).arms:
-        alike = replace(best.case, layout=other.case.layout) == other.case
-        if other is not best and alike and other.per_s and (best.per_s or 0.0) > other.per_s:
-            name = "channels_last (nhwc)" if best.case.layout == "nhwc" else best.case.layout
-            fast, slow = (fmt.throughput(arm.per_s or 0.0) for arm in (best, other))
-            unit, recipe = f"{best.unit}/s", best.case.recipe
-            return f"use {name}: {fast} {unit} with {recipe}, {slow} in {other.case.layout}"
-    return ""
+    if not is_sound(view, best):
+        return ""
+    if best.limit == "host" and not (best.case.graph or best.case.compile):
+        return "CUDA graphs (--graph) or --compile (not measured)"
+    return _use(view, best) if len(view.groups) == 1 else ""
 
 
 def _use(view: View, best: Training) -> str:
-    """The recipe that won, and what else it saves; or the baseline, where it is slower.
-
-    Of a ladder it is the last rung that is clearly faster than the one before.
-    """
-    group, up_to = view.group_of(best), ""
-    if best.rung is not None:
-        gains = ((arm, arm.speedup.get("previous")) for arm in group.arms
-                 if arm.steps and arm.converged is not False)  # fmt: skip
-        clear = [arm for arm, gain in gains if gain and gain.ratio > 1 and is_clear(gain)]
-        if not clear:
-            return ""
-        best, up_to = clear[-1], "all up to "
+    """The recipe that won, and what else it saves; or the baseline, where it is slower."""
+    group = view.group_of(best)
     names = [name for name in view.compared if name in best.speedup]
     ratios = [best.speedup[name] for name in names]
-    if not ratios or all(ratio.no_difference for ratio in ratios):
+    if best.rung is not None or all(ratio.no_difference for ratio in ratios):
         return ""
     if all(ratio.ratio < 1 for ratio in ratios):
         winner = fastest(group)
@@ -474,54 +374,20 @@ def _use(view: View, best: Training) -> str:
         if best.per_j and base.per_j:
             parts.append(f"{best.per_j / base.per_j:.2g} times the {noun(best.unit)} per joule")
     than = f": {fmt.joined(parts)} of {view.label(base)}" if base and parts else ""
-    return f"use {up_to}{view.label(best).removeprefix('+ ')}{than}"
-
-
-def _waited_pct(arm: Training) -> float | None:
-    """Per cent of the step in which no kernel ran, or in which the CPU waited for data."""
-    if arm.limit == "host":
-        busy = busy_pct(arm)
-        return None if busy is None else 100 - busy
-    if arm.limit != "data" or arm.data_wait_s is None or not arm.step_s:
-        return None
-    return 100 * min(1.0, arm.data_wait_s / arm.step_s)
-
-
-def _only_slowed(arm: Training) -> bool:
-    """Whether less than half of what a loader makes the step longer is waiting for it."""
-    waited_pct, unfed_s = _waited_pct(arm), arm.steps.unfed_s if arm.steps else None
-    if arm.limit != "data" or waited_pct is None or not unfed_s or not arm.step_s:
-        return False
-    return waited_pct < 100 * (arm.step_s / unfed_s - 1) / 2
-
-
-def _remedy(arm: Training) -> str:
-    """An option against its bottleneck that is not in use yet; "" when none is known to help."""
-    if arm.limit == "data":
-        return "more --workers" if arm.case.loads_data and not _only_slowed(arm) else ""
-    if arm.limit != "host":
-        return ""
-    if arm.case.graph:
-        return "a larger batch"
-    return "CUDA graphs (--graph)" if arm.case.compile else "CUDA graphs (--graph) or --compile"
+    return f"use {view.label(best)}{than}"
 
 
 # ---------------------------------------------------------------- doubt
 
 
 def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
-    """Warnings, the wall clock, what is unexplained or not judged, and data that are not real."""
+    """Warnings, what is unexplained or not judged, and data that are not real."""
     warned = doubts(warnings_of(view), len(view.arms), most=1)
     sentences: list[str] = []
     for arm in best[-1:]:
         if has_ledger(arm) and is_sound(view, arm) and unexplained(arm)[0] > MOST_RESIDUAL:
             sentences.append(
                 f"{100 * unexplained(arm)[0]:.0f} % of a step is unexplained: trust no term"
-            )
-        if wall_gap(arm) > MAX_WALL_GAP and not arm.case.loads_data and not warned:
-            sentences.append(
-                f"by the wall clock {view.named(arm)} {trains(arm)} "
-                f"{fmt.throughput(arm.wall_per_s or 0.0)} {arm.unit}/s"
             )
     unjudged = [arm for arm in view.arms
                 if arm.converged is None and arm.convergence and not view.is_lost(arm)]  # fmt: skip
@@ -537,9 +403,5 @@ def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
 
 
 def warnings_of(view: View) -> list[tuple[Warning, str]]:
-    """Every warning with its arm; first those of the arm whose steps are least alike."""
-    return [
-        (warning, view.named(arm))
-        for arm in sorted(view.arms, key=wall_gap, reverse=True)
-        for warning in arm.warnings
-    ]
+    """Every warning with its arm."""
+    return [(warning, view.named(arm)) for arm in view.arms for warning in arm.warnings]

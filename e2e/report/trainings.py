@@ -38,19 +38,23 @@ DIM, RED = "dim", "red"
 
 
 def row_of(view: View, arm: Training) -> Row:
-    """An arm and what tables say of it beside its own values; dim where it is a baseline only."""
-    lost = " *" * view.is_lost(arm)
+    """An arm and what tables say of it beside its own values; dim where it is a baseline only.
+
+    Its bottleneck is no finding where there is no verdict on its speed.
+    """
+    lost, ruined = " *" * view.is_lost(arm), bool(view.group_of(arm).ruined_pct)
+    unsure = bool(arm.ruined_pct) or (ruined and bool(arm.speedup))
     item: Json = {
         "where": view.where(arm) or None,
         "place": view.where(arm) + lost,
         "label": view.label(arm) + lost,
         "arm": arm,
-        **{f"x {name}": (arm.speedup[name], bool(view.group_of(arm).ruined_pct))
+        **{f"x {name}": (arm.speedup[name], ruined)
            for name in view.compared if view.is_compared(arm, name)},
         "efficiency": next((row.efficiency for row in scaling(view.arms) if row.many is arm), None),
         "busy_pct": busy_pct(arm),
         "of_card_pct": 100 * arm.traced.of_card if arm.traced and arm.traced.of_card else None,
-        "bottleneck": bottleneck(arm.limit) or None,
+        "bottleneck": None if unsure else bottleneck(arm.limit) or None,
         "training_loss": mean_of(arm, "train_loss"),
         "steps": [repeat.steps for repeat in arm.repeats] or None,
         "skipped": [repeat.skipped_steps for repeat in arm.repeats],
@@ -106,7 +110,7 @@ def recipes_part(view: View) -> Part:
         f"and {len(arms) - len(shown)} more: --verbose" * (len(arms) > len(shown)),
         *_signs(view, shown),
         *(_chosen(view, arm) for arm in shown),
-        *missing([(ran.named(a), reason(a)) for a in shown if a.per_s is None]),
+        *missing([(ran.named(a), reason(a)) for a in ran.arms if a.per_s is None]),
     ]
     return Part(
         "",

@@ -105,7 +105,7 @@ def _print_answer(report: Report, console: Console, more: str) -> None:
             _say(console, line.text, "bold")
     lines = [(line.label, line.text) for line in report.answer if line.label]
     if more and (options := _options(report)):
-        lines.append(("More", f"{more} {' | '.join(options)}"))
+        lines.append(("More", f"{more} {'|'.join(options)}"))
     grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"))
     grid.padding = (0, GAP, 0, 0)
     for label, text in lines:

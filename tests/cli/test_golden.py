@@ -16,6 +16,7 @@ from microbench.report.parts import DEFAULT, Report, value
 from microbench.report.report import report_of_file
 
 MOST_LINES, MOST_WORDS = 9, 230  # of an answer; of a screen
+MOST_ROWS = 10  # of a screen before the first table
 EMPTY = {"of_card_pct", "predicted.exchange_s", "launches", "unclear"}  # in the chosen files
 
 
@@ -45,6 +46,7 @@ def test_the_answer_comes_first_and_the_screen_is_short(
     text = golden.printed("microbench", "show", str(path))
     assert " ".join(text.split()).startswith(report.finding)
     assert len(report.answer) <= MOST_LINES
+    assert text.splitlines().index("") <= MOST_ROWS
     assert sum(part.level == DEFAULT and len(part.rows) > 0 for part in report.parts) <= 1
     assert all(cell_len(line) <= int(golden.WIDTH) for line in text.splitlines())
     assert len(text.split()) <= MOST_WORDS

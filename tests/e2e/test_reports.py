@@ -51,7 +51,7 @@ from e2e.report.arms import view_of
 from e2e.report.ledger import OTHERS, account, changes, is_sound, unexplained
 from e2e.report.pictures import bar_rows, fall_rows, loss_rows, training_chart, waterfall_rows
 from e2e.report.run_report import FIRST_NAMES, report
-from e2e.results.types import Cause, LayerGain, LedgerLine, PartGain, Phase, Repeat, Training
+from e2e.results.types import Cause, LayerGain, LedgerLine, PartGain, Repeat, Training
 from microbench import fmt
 from microbench.commands import explain_again
 from microbench.device.host import LOAD, SHARE
@@ -164,29 +164,7 @@ def said() -> Iterator[tuple[str, Run]]:
                                             if t.case.recipe != "fp32"))  # fmt: skip
     yield "O0 stands for fp32", changed(o0_alone, 0, speedup={})
     yield "nothing to compare", run_of(arm("fp32", 812.0))
-    waiting = tokens.of(Training)[2]
-    assert waiting.steps
-    for options in ({"compile": True}, {"graph": True}):
-        yield f"waits, with {options}", changed(tokens, 2, case=replace(waiting.case, **options))
-    unknown = replace(waiting.steps, busy_s=None)
-    yield "waits, with no known share", changed(tokens, 2, steps=unknown)
-    data = changed(tokens, 2, limit="data", phases=(Phase("data", None, 0.0204),))
-    yield "waits for data", data
-    yield "waits for a loader", run_of(
-        *(replace(t, case=replace(t.case, data="folder", loader="torchvision"))
-          for t in data.of(Training))
-    )  # fmt: skip
     yield "a CPU", replace(tokens, device={"name": "a CPU", "kind": "cpu"})
-    step_s = waiting.steps.median_s
-    for host, wait, graph in ((0.7, 0.0, False), (0.3, 0.0, False), (0.7, 0.0, True),
-                              (0.7, 0.2, True)):  # fmt: skip
-        steps = replace(
-            waiting.steps, unfed_s=0.8 * step_s, wait_s=wait * step_s, host_s=host * step_s,
-            wall_s=step_s, wall_steps=1,
-        )  # fmt: skip
-        case = replace(waiting.case, data="folder", loader="gpu-decode", graph=graph)
-        what = f"slowed by its loader: host {host}, wait {wait}, graph {graph}"
-        yield what, changed(tokens, 2, case=case, steps=steps, limit="data")
     rough = predicted_only("fp32", gpu_s=None, interval_s=None, launches=0, host_s=None)
     cpu_load = {"device": {"name": "a CPU", "kind": "cpu"}, "settings": {LOAD: {SHARE: 1}}}
     yield "predicted on a busy CPU", run_of(rough, **cpu_load)
@@ -469,6 +447,7 @@ def test_no_answer_claims_more_than_its_table() -> None:
                     ruined = bool(group.ruined_pct)
                     cells = [cell for name, cell in row.item.items() if name.startswith("x ")]
                     assert all(marked == ruined for _, marked in cells)
+                    assert not (ruined and cells and row.item["bottleneck"]), "no finding"
     assert count > 200
 
 
