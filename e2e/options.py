@@ -176,7 +176,6 @@ class TrainOptions:
         None, "Memory that torch may use of the GPU: 16GB  [default: all]", check=_check_memory
     )
 
-    verify: bool = choice(False, "Also measure options that the causes of slow steps propose")
     budget: float | None = choice(
         None,
         "Seconds of timing per comparison and process  [default: 5 per variant, 10 with a loader]",

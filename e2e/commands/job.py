@@ -48,7 +48,6 @@ class Stage(StrEnum):
     SETTING_UP = "setting up"
     TIMING = "timing"
     RECORDING = "recording"
-    VERIFYING = "verifying"
     HOLDING = "holding"
     TRAINING = "training"
 

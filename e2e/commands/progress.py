@@ -24,7 +24,6 @@ FIRST = (Stage.SETTING_UP, Stage.TRAINING, Stage.LOADING, Stage.PREDICTING)  # w
 KINDS: Mapping[str, str] = {
     Stage.SETTING_UP: Stage.TIMING,
     Stage.TIMING: Stage.TIMING,
-    Stage.VERIFYING: Stage.TIMING,
     Stage.RECORDING: Stage.TIMING,
     Stage.HOLDING: Stage.TRAINING,
     Stage.TRAINING: Stage.TRAINING,

@@ -139,10 +139,6 @@ class Session:
         for cases in mine:
             if not self.is_done(run, cases):
                 run = self._compared(run, cases)
-            if self.options.verify and cases[0].gpus == 1:
-                from e2e.commands.verify import verified
-
-                run = verified(self, run, cases)
             run = self._trained(run, cases)
         return run
 
@@ -153,10 +149,6 @@ class Session:
             t and t.status != PREDICTED and (t.status != "failed" or t.case.key in self._tried)
             for t in trainings
         )
-
-    def was_tried(self, key: str) -> bool:
-        """Whether something has a result of this command, or has broken a process."""
-        return key in self._tried
 
     def _trainings_of(self, run: Run, cases: Cases) -> int:
         """How many trainings from scratch a comparison will have, beside those that it has."""
@@ -189,11 +181,8 @@ class Session:
         self.expect(Stage.TRAINING, self._trainings_of(run, cases) - expected)
         return self.saved(run, *results)
 
-    def time(self, run: Run, cases: Cases, *, verifies: bool = False) -> list[Training]:
-        """A Training for each case, in order; one that has broken a process is as it was.
-
-        It `verifies` what was timed: then the parent knows already what has begun.
-        """
+    def time(self, run: Run, cases: Cases) -> list[Training]:
+        """A Training for each case, in order; one that has broken a process is as it was."""
         known = {
             case.key: t
             for case in cases
@@ -201,14 +190,12 @@ class Session:
             and t.status == "failed"
         }  # fmt: skip
         todo = [case for case in cases if case.key not in known]
-        if not verifies:
-            self.begin(Stage.SETTING_UP, todo, budget_s=self._budget_s(todo))
+        self.begin(Stage.SETTING_UP, todo, budget_s=self._budget_s(todo))
         trainings = self._ranks.from_rank0(self._variants.set_up(todo, self.announce))
         able = [t.case for t in trainings if t.status == "ok"]
         if able:
             budget_s = self._budget_s(able)
-            if not verifies:
-                self.begin(Stage.TIMING, able, budget_s=budget_s)
+            self.begin(Stage.TIMING, able, budget_s=budget_s)
             timed = self._variants.time(
                 budget_s, self.announce, self._own_speed, lambda rest_s: self._tell(Left(rest_s))
             )
@@ -259,8 +246,6 @@ class Session:
                 training = replace(before, speedup=training.speedup)
             else:
                 training = with_what_was(before, training)
-                if any(cause.case_change for cause in before.causes):
-                    training = replace(training, causes=before.causes)
             trainings.append(training)
         return self.saved(run, *trainings)
 

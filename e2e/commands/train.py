@@ -213,15 +213,11 @@ class Keeper:
                 at = f"training from seed {begun.seed}"
             reason = f"{at}: {death.reason}"
             self._save(replace(known, status="failed", reason=reason))
-        elif begun.what == Stage.VERIFYING and known and known.steps:
-            pass
         elif not job.number and not (begun.what == Stage.PREDICTING and known and known.steps):
             failed = with_what_was(known, Training(blamed, "failed", death.reason))
             self._save(failed)
-            if begun.what != Stage.VERIFYING and all(case.key in self._tried for case in cases):
+            if all(case.key in self._tried for case in cases):
                 self._progress.timed([failed])  # else it is shown with the others
-        if begun.what == Stage.VERIFYING:
-            self._tried |= {Stage.VERIFYING + cases[0].key}
 
     # ------------------------------------------------------------ what they say
 

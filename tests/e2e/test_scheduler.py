@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,17 +15,14 @@ from hypothesis import strategies as st
 from samples.commands import warm_children
 from samples.training_runs import arm, run_of
 
-from e2e.case import TrainCase
 from e2e.commands.job import Begun, Stage, with_what_was
 from e2e.commands.progress import RECORDING_S, START_UP, StageTimes, TimeLeft, TrainProgress
 from e2e.commands.session import Session
 from e2e.commands.train import compare_recipes, run_training
-from e2e.commands.verify import verified
 from e2e.options import TrainOptions
 from e2e.report.trainings import STAGES, stages_part
 from e2e.results.loader_types import LoadCase, Loading
-from e2e.results.terms import TracedCost, TracedPart, TracedStep
-from e2e.results.types import PREDICTED, Cause, Training
+from e2e.results.types import PREDICTED, Training
 from e2e.training.trainer import Trainer
 from e2e.training.variants import Variants
 from microbench.report.parts import cells
@@ -69,59 +66,6 @@ def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) ->
     assert latest is not None
     assert latest.step_s == 1.0
     assert with_what_was(None, again) == again
-
-
-class Quick:
-    """A session in which the changed cases are a quarter faster."""
-
-    kind = "cuda"
-
-    def __init__(self, first: TrainCase) -> None:
-        self.first, self.timed = first, list[str]()
-
-    def begin(self, what: str, cases: Sequence[TrainCase]) -> None:
-        """Nothing dies here."""
-
-    def was_tried(self, key: str) -> bool:
-        return False
-
-    def time(self, run: Run, cases: Sequence[TrainCase], *, verifies: bool) -> list[Training]:
-        self.timed += [case.key for case in cases]
-        return [
-            arm(case.recipe, 1000.0 if case == self.first else 1250.0, case=asdict(case))
-            for case in cases
-        ]
-
-    def saved(self, run: Run, *results: Training, whole: bool) -> Run:
-        for result in results:
-            run = run.with_other(result)
-        return run
-
-
-def test_what_causes_propose_is_measured_beside_the_training_once() -> None:
-    names = ("optimizer", "", "launch", "casts", "layout")
-    costs = tuple(TracedCost(f"of {name}", 50 - i, "", "", name) for i, name in enumerate(names))
-    plain = arm(
-        "amp", 1000.0, case={"fused": False, "layout": "nhwc", "loader": "synthetic"},
-        traced=TracedStep(1, 9, (TracedPart("elementwise", 100),), costs),
-    )  # fmt: skip
-    plain = replace(plain, causes=tuple(Cause(one.title, "") for one in costs))
-    session = Quick(plain.case)
-    run = verified(cast("Any", session), run_of(plain), [plain.case])
-    found = run.find(Training, plain.case.key)
-    assert found is not None
-    gains = {cause.title: (cause.fix, cause.measured_gain_pct) for cause in found.causes}
-    assert gains == {
-        "of optimizer": ("--fused", pytest.approx(25)),
-        "of ": ("", None),
-        "of launch": ("--compile", pytest.approx(25)),  # a graph needs the fused optimizer
-        "of casts": ("--compile", pytest.approx(25)),
-        "of layout": ("", None),  # it has that already
-    }
-    assert {t.case.compile for t in run.of(Training)} == {False, True}
-    session.timed.clear()
-    assert verified(cast("Any", session), run, [plain.case]).of(Training) == run.of(Training)
-    assert session.timed == [], "not again"
 
 
 def load_one(session: Session, run: Run) -> Run:
