@@ -34,7 +34,7 @@ from microbench.command_line import (
 
 FLEET_BACKEND, FLEET_S = "cublas", 10.0  # of sampling: power and clock have settled
 OF_ALL = {"Output": "json verbose", "Time": "budget processes"}  # what most runs need
-# What networks and maps take as usual: `gemm` and `conv` are for trying them.
+# What the other commands take as usual: `gemm` and `conv` are for trying them.
 AS_USUAL = frozenset({"data", "timer", "l2", "regime", "tune", "without", "seed"})
 NO_AXES = frozenset({"stride", "padding", "dilation", "groups"})  # of a map
 
@@ -95,6 +95,7 @@ def conv(**options: Any) -> None:
 @measuring(
     requests.AttentionRequest,
     "torch,cudnn,flash,efficient,math,cpu  [default: all but cpu; on CPU cpu]",
+    but=AS_USUAL,
 )
 def attention(**options: Any) -> None:
     """Measure attention by sequence length, pass and back end.
