@@ -269,9 +269,6 @@ def _script_apart(args: list[str]) -> list[str]:
 @click.option("--prove", is_flag=True, help="Also measure what fixes gain, in a few hundred steps")
 @click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
 @click.option(
-    "--ceilings", type=FILE, metavar="FILE", help="A run of `halfway gemm` on the same GPU"
-)
-@click.option(
     "--fail-on",
     metavar="WHAT",
     help="Exit with 4 where this holds: busy<70 or casts>5 (%)",

@@ -40,7 +40,6 @@ from microbench.report.screen import make_console, print_report
 from microbench.results.kinds import DOCUMENT_VERSION, document_of
 from microbench.results.runfile import claimed_new, write_text
 from microbench.results.types import Json
-from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT, own_path
 from microbench.stopping import scratch_folder
 from microbench.streams import clean
@@ -133,7 +132,6 @@ class Report:
     verbose: bool
     quiet: bool
     prove: bool
-    ceilings: Path | None = None
 
     @cached_property
     def console(self) -> Console:
@@ -154,8 +152,6 @@ class Report:
         UserError, before anything runs, for a file that is there already, cannot be written or that
         another command writes; and for what cannot be read.
         """
-        if self.ceilings:
-            read_rates(self.ceilings)
         if self.fail_on is not None:
             parse_condition(self.fail_on)
         with claimed_new(self.path, "--json"):
@@ -176,7 +172,7 @@ class Report:
         try:
             diagnosis = None
             if len(runs) == 1 < len(last):
-                diagnosis = diagnose_ranks(last, self.ceilings)
+                diagnosis = diagnose_ranks(last)
                 if diagnosis is None and not names:
                     raise UserError(APART)
                 if diagnosis is None:
@@ -188,7 +184,7 @@ class Report:
                     from microbench.device.device import describe
 
                     replay = partial(replayed, describe("auto").target())
-                diagnosis = diagnose([traces[0] for traces in runs], self.ceilings, replay)
+                diagnosis = diagnose([traces[0] for traces in runs], replay)
         except NothingSeen as error:
             print(clean(f"error: {error}"), file=sys.stderr)
             return NOTHING_SEEN

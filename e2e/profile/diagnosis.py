@@ -27,7 +27,7 @@ from kernels.gpus import find_card
 from kernels.precision import DTYPE_BYTES
 from microbench.device.profiler import is_communication
 from microbench.errors import UserError
-from microbench.roofline.rates import Rates, known_rates, read_rates
+from microbench.roofline.rates import Rates, known_rates
 
 
 @dataclass(frozen=True)
@@ -212,19 +212,13 @@ class Diagnosis:
 Replay = Callable[[Unprofiled], Tried]  # tries what a recording's shapes allow
 
 
-def diagnose(
-    paths: Sequence[Path], ceilings: Path | None = None, replay: Replay | None = None
-) -> Diagnosis:
+def diagnose(paths: Sequence[Path], replay: Replay | None = None) -> Diagnosis:
     """The diagnosis of the traces in these files, one or two; `replay` is for the last one.
 
-    `ceilings` is a run file of `halfway gemm`, of the GPU that the traces are of; without, the
-    rates that come with halfway are used.
-
-    UserError for a file that is no trace, one in which nothing can be seen (NothingSeen), two of
-    which only one ran on a GPU, or whose shapes differ, and ceilings of another GPU.
+    UserError for a file that is no trace, one in which nothing can be seen (NothingSeen), and two
+    of which only one ran on a GPU, or whose shapes differ.
     """
-    given = read_rates(ceilings) if ceilings else None
-    sides = [_Side.of(path, given) for path in paths]
+    sides = [_Side.of(path) for path in paths]
     *_, last = sides
     base = sides[0] if len(sides) == 2 else None
     aligned = align(base.run.step, last.run.step) if base else None
@@ -240,14 +234,13 @@ def diagnose(
     return Diagnosis((*runs, last.traced(base, replay)), aligned)
 
 
-def diagnose_ranks(paths: Sequence[Path], ceilings: Path | None = None) -> Diagnosis | None:
+def diagnose_ranks(paths: Sequence[Path]) -> Diagnosis | None:
     """The diagnosis of a training over several GPUs, from the traces of all its ranks.
 
     It is that of the rank which the others wait for; None where they have no collectives in common.
     UserError as of `diagnose`.
     """
-    given = read_rates(ceilings) if ceilings else None
-    sides = [_Side.of(path, given) for path in paths]
+    sides = [_Side.of(path) for path in paths]
     ranks = ranks_of([side.run for side in sides])
     if ranks is None:
         return None
@@ -267,19 +260,14 @@ class _Side:
     products: tuple[Product, ...]
 
     @classmethod
-    def of(cls, path: Path, given: Rates | None) -> _Side:
+    def of(cls, path: Path) -> _Side:
         trace = read_trace(path)
         try:
             run = steps_in(trace)
         except UserError as error:
             raise type(error)(f"{path}: {error}") from None
-        device = trace.device
-        if given and given.device != device:
-            raise UserError(
-                f"{given.source} was measured on {given.device}; {path.name} is of {device}"
-            )
-        rates = given or known_rates(device)
-        return cls(path, trace, run, rates, products(run.step, find_card(device), rates))
+        rates = known_rates(trace.device)
+        return cls(path, trace, run, rates, products(run.step, find_card(trace.device), rates))
 
     def traced(self, base: _Side | None, replay: Replay | None) -> Traced:
         """What is said of it; `base` is what it is held against."""

@@ -15,7 +15,6 @@ import torch
 from scenarios.table import SCENARIOS
 from torch import nn
 
-from e2e.__main__ import main as diagnose
 from e2e.profile import diagnosis, halfway_watch
 from e2e.profile.compiled import is_compiling
 from e2e.profile.diagnosis import Diagnosis, Traced
@@ -27,7 +26,6 @@ from e2e.report.diagnosis import report
 from e2e.results import terms
 from kernels.gpu_cards import Card
 from kernels.gpus import find_card
-from microbench.errors import UserError
 from microbench.results.codec import decode
 from microbench.roofline.rates import Rates, known_rates
 
@@ -130,19 +128,6 @@ def test_the_unaligned_head_is_slow_and_floors_are_by_measured_rates_or_the_data
     assert {p.misaligned for p in found[:3]} == {True}
     assert {(p.misaligned, p.tensor_cores) for p in found[3:]} == {(False, True)}
     assert reach(found) == pytest.approx((0.288, 0.132), abs=0.001)
-
-
-def test_rates_of_another_gpu_are_refused(tmp_path: Path) -> None:
-    run = json.loads((PUBLISHED.parent / "ceilings.json").read_text())
-    trace, mine = TRACES / "fp32_island-fixed.json.gz", tmp_path / "mine.json"
-    mine.write_text(json.dumps(run))
-    (found,) = diagnosis.diagnose([trace], mine).runs
-    assert found.rates == "mine.json"
-    run["device"]["name"] = "NVIDIA A100-SXM4-80GB"
-    mine.write_text(json.dumps(run))
-    with pytest.raises(UserError, match="measured on NVIDIA A100-SXM4-80GB"):
-        diagnosis.diagnose([trace], mine)
-    assert diagnose(["diagnose", str(trace), "--ceilings", str(tmp_path / "none.json")]) == 2
 
 
 # ---------------------------------------------------------------- compiled, on a CPU
