@@ -351,23 +351,6 @@ def study(words: tuple[str, ...], **options: Any) -> None:
     run_study(words, app.commands, **options)
 
 
-@app.command(name="make-data")
-@click.argument("folder", metavar="DIR", type=FILE)
-@click.option(
-    "--images", default=20_000, show_default=True, type=click.IntRange(2, 10_000_000),
-    help="Number of images, held-out ones included",
-)  # fmt: skip
-@click.option(
-    "--classes", default=100, show_default=True, type=click.IntRange(1, 1024),
-    help="Number of classes",
-)  # fmt: skip
-def make_data(folder: Path, images: int, classes: int) -> None:
-    """Generate a synthetic JPEG dataset."""
-    from e2e.commands.make_data import run_make_data
-
-    run_make_data(folder, images, classes)
-
-
 @app.command(name="list")
 def list_networks() -> None:
     """List the known networks and data loaders."""

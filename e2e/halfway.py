@@ -25,7 +25,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Read run files": ("show", "report", "compare"),
     "Check the machine": ("doctor", "fleet"),
 }  # fmt: skip
-OF_DEV = ("explain", "make-data")
+OF_DEV = ("explain",)
 
 
 class Sections(Program):
@@ -53,7 +53,7 @@ def app() -> None:
 
 @app.group(cls=Program, context_settings=SETTINGS)
 def dev() -> None:
-    """Prepare data, explain old run files again, set up the shell."""
+    """Explain old run files again, set up the shell."""
 
 
 @dev.command()

@@ -1,40 +1,17 @@
-"""What `python -m e2e make-data DIR` does: generate a dataset, with its progress and a summary."""
+"""Makes the images of `--data made`, with their progress."""
 
 from __future__ import annotations
 
-import shlex
 import time
-from pathlib import Path
 
 from rich.console import Console
 
-from e2e.data.sources.jpegs import TRAIN, USUAL, DatasetPlan, cached, make
+from e2e.data.sources.jpegs import USUAL, cached
 from microbench import fmt
 from microbench.report.live import LiveLine
-from microbench.report.screen import is_live, make_console
+from microbench.report.screen import is_live
 
 SAY_EVERY_S = 10.0  # where nothing can be redrawn
-
-
-def run_make_data(folder: Path, images: int, classes: int) -> None:
-    """Generate a dataset in a folder and summarise it. UserError as of `DatasetPlan` and `make`."""
-    console = make_console(quiet=False)
-    plan, name = DatasetPlan(images, classes), fmt.clean(folder)
-    paths = [plan.path(index) for index in range(images)]
-    trained = sum(path.startswith(TRAIN) for path in paths)
-    with MakeProgress(console, images) as progress:
-        is_new = make(folder, plan, progress.there)
-    size = sum((folder / path).stat().st_size for path in paths)
-    console.print(
-        f"{name}: {plan}\n"
-        f"  {trained:,} for training, {images - trained:,} held out\n"
-        f"  {size / images / 1e3:.0f} kB on average, {size / 1e9:.2f} GB in total",
-        soft_wrap=True,
-    )
-    if not is_new:
-        console.print("The dataset exists already: nothing to generate.")
-    use = shlex.quote(f"folder:{name}")
-    console.print(f"Train on them: halfway train resnet50 --amp --data {use}", soft_wrap=True)
 
 
 def make_usual(console: Console) -> None:

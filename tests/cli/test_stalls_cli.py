@@ -1,4 +1,4 @@
-"""`stalls`, `loader`, `make-data` and `study` on a CPU: what is special to them."""
+"""`stalls`, `loader` and `study` on a CPU: what is special to them."""
 
 from __future__ import annotations
 
@@ -128,13 +128,6 @@ def test_the_loader_by_hand_runs(
     assert found == json.loads(capsys.readouterr().out)
     assert (found["workers"], found["batch"], len(found["images_per_s"])) == (0, 4, 2)
     assert min(found["images_per_s"]) > 0
-
-
-def test_data_is_made(shop: Shop, tmp_path: Path) -> None:
-    words = ("dev", "make-data", tmp_path / "made", "--images", "12", "--classes", "2")
-    assert "--data" in shop.run(*words).stdout
-    assert len([*(tmp_path / "made").rglob("*.jpg")]) == 12
-    assert "exists already" in shop.run(*words).stdout
 
 
 # ---------------------------------------------------------------- studies

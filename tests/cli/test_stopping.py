@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "stalls": (*E2E, "stalls", "resnet18", "--batch", "2", "--workers", "1,2", *CPU),
     "loader": (*E2E, "loader", "--workers", "2,1", "--batch", "8", "--data", "folder:made",
                "--backend", "torchvision", "--budget", "2", *CPU),
-    "make-data": (*E2E, "make-data", "dataset", "--images", "3000", "--classes", "10"),
+    "made": (*E2E, "loader", "--backend", "torchvision", "--data", "made", "--workers", "1", *CPU),
 }  # fmt: skip
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
 RESULT = re.compile(r"^\[\d+/\d+\] .*: (.*)$", re.MULTILINE)  # of several kinds: "fp32 1, fp16 2"
@@ -118,7 +118,7 @@ MOMENTS: list[Moment] = [
     ("gemm", Running.loads, signal.SIGINT, True, 0),
     ("halfway", Running.loads, signal.SIGTERM, False, 0),
     ("stalls", Running.loads, signal.SIGHUP, True, 0.5),
-    ("make-data", Running.loads, signal.SIGTERM, False, 0.5),
+    ("made", Running.loads, signal.SIGTERM, False, 0.5),
     ("train", Running.speaks, signal.SIGHUP, True, 0.1),
     ("loader", Running.results, signal.SIGINT, True, 0),
     ("gemm", Running.results, signal.SIGTERM, False, 0),
@@ -131,7 +131,7 @@ def drawn(number: int) -> Moment:
     rng = random.Random(number)
     name = rng.choice(list(COMMANDS))
     events = [Running.loads, Running.speaks, Running.results]
-    when = rng.choice(events[: 2 if name in ("make-data", "predict") else 3])
+    when = rng.choice(events[: 2 if name in ("made", "predict") else 3])
     return name, when, rng.choice(list(CODES)), rng.random() < 0.5, rng.uniform(0, 1)
 
 
@@ -153,8 +153,9 @@ def test_a_signal_ends_a_command_and_all_that_it_started(
     folder.mkdir()
     temporary.mkdir()
     (folder / "made").symlink_to(pictures)
-    words = COMMANDS[name] if name == "make-data" else (*COMMANDS[name], "--json", "run.json")
-    with Running(words, folder, TMPDIR=str(temporary)) as running:
+    cache = {"XDG_CACHE_HOME": str(folder)} if name == "made" else {}
+    words = (*COMMANDS[name], "--json", "run.json")
+    with Running(words, folder, TMPDIR=str(temporary), **cache) as running:
         end = running.end(when, number, to_all, later_s)
         saved = running.results()
     assert not end.left
@@ -167,7 +168,7 @@ def test_a_signal_ends_a_command_and_all_that_it_started(
         assert saved
         assert number == signal.SIGKILL or "--resume run.json" in end.errors
     if number != signal.SIGKILL:  # then what it was writing stays
-        # What `make-data` goes on from is hidden.
+        # What `--data made` goes on from is hidden.
         hidden = [p for p in folder.rglob(".*") if not p.name.startswith((".cache", ".part-"))]
         assert not [*hidden, *(p for p in temporary.iterdir() if "inductor" not in p.name)]
 

@@ -159,9 +159,10 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost_or_left(
 
 
 def test_images_that_do_not_fit_are_no_dataset(tmp_path: Path) -> None:
-    words = "e2e make-data d --images 20 --classes 2"
-    check_one_line(started(f"ulimit -f 20; $PY -m {words}", tmp_path), "File too large")
-    assert all(name.startswith(".part-") for name in os.listdir(tmp_path / "d"))
+    words = f"ulimit -f 20; XDG_CACHE_HOME=$PWD $PY -m e2e {MAKE}"
+    check_one_line(started(words, tmp_path), "File too large")
+    (folder,) = (tmp_path / "halfway" / "made").iterdir()
+    assert all(name.startswith(".part-") for name in os.listdir(folder))
 
 
 # ---------------------------------------------------------------- what is no file
@@ -294,9 +295,7 @@ def test_a_folder_of_another_user_is_not_used(
 
 TRAIN = ("cnn-cifar --data folder:pictures --workers 2 --recipe fp32 --batch 4 --iterations 1 "
          "--budget 1 --device cpu --quiet --json run.json")  # fmt: skip
-
-
-MAKE = "make-data made --images 40 --classes 2"
+MAKE = "loader --data made --backend read --workers 1 --device cpu --quiet --json run.json"
 
 
 @pytest.mark.parametrize(
@@ -307,8 +306,10 @@ def test_images_with_few_open_files_are_one_line(
     tmp_path: Path, handles: int, words: str, said: str
 ) -> None:
     flat_folder(tmp_path / "pictures")
-    check_one_line(started(f"ulimit -n {handles}; $PY -m e2e {words}", tmp_path), said)
-    assert all(path.name.startswith(".part-") for path in (tmp_path / "made").glob("*"))
+    words = f"ulimit -n {handles}; XDG_CACHE_HOME=$PWD $PY -m e2e {words}"
+    check_one_line(started(words, tmp_path), said)
+    found = (tmp_path / "halfway" / "made").glob("*/*")
+    assert all(path.name.startswith(".part-") for path in found)
 
 
 @pytest.mark.parametrize(
@@ -324,13 +325,14 @@ def test_a_machine_without_room_is_one_line(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("words", ["make-data made --images 4 --classes 2", TRAIN])
+@pytest.mark.parametrize("words", [MAKE, TRAIN])
 def test_shared_memory_that_cannot_be_written_is_one_line(tmp_path: Path, words: str) -> None:
     alone = "unshare -Umr bash -c 'mount -t tmpfs -o ro none /dev/shm && exec \"$@\"' -"
     if started(f"{alone} true", tmp_path).returncode:
         pytest.skip("this machine makes no name spaces")
     flat_folder(tmp_path / "pictures")
-    check_one_line(started(f"{alone} $PY -m e2e {words}", tmp_path), "/dev/shm")
+    words = f"XDG_CACHE_HOME=$PWD {alone} $PY -m e2e {words}"
+    check_one_line(started(words, tmp_path), "/dev/shm")
 
 
 # ---------------------------------------------------------------- the program within itself

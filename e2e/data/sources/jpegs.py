@@ -1,4 +1,4 @@
-"""Synthetic JPEG datasets: class folders below train/ and val/.
+"""The synthetic JPEG dataset: class folders below train/ and val/.
 
 An image is a part of 1/f noise, as photographs are, with the tint and the stripes of its class.
 Sizes and compression are about those of ImageNet: most of it came from Flickr, which gives
@@ -108,21 +108,11 @@ def _field() -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """The images of a dataset; classes alternate, so a shorter plan is a part of a longer one.
-
-    UserError for numbers that do not fit.
-    """
+    """The images of a dataset; classes alternate, so a shorter plan is a part of a longer one."""
 
     images: int
     classes: int
     seed: int = 1
-
-    def __post_init__(self) -> None:
-        if self.images < 2 * self.classes:
-            raise UserError(
-                f"--images {self.images:,} is too few for {self.classes:,} classes: each needs one "
-                f"for training and one held out, {2 * self.classes:,} in total"
-            )
 
     def __str__(self) -> str:
         return f"{self.images:,} images of {self.classes:,} classes, seed {self.seed}"
@@ -183,7 +173,7 @@ def make(
         if others and not manifest <= _manifest(work):
             raise UserError(
                 f"{folder} is not empty, and does not hold {plan}, as this version makes them; "
-                "name another folder, or delete it"
+                "delete it"
             )
         work.mkdir(parents=True, exist_ok=True)
         with (work / LOCK).open("w") as lock:
@@ -217,8 +207,7 @@ def _write(work: Path, plan: DatasetPlan, processes: int, on_progress: OnProgres
     if needed > free:
         raise UserError(
             f"{len(todo):,} images need about {needed / 1e9:.1f} GB, and {work.parent} has "
-            f"{free / 1e9:.1f} GB free; "
-            "use fewer --images or a folder on another disk"
+            f"{free / 1e9:.1f} GB free; XDG_CACHE_HOME may name a folder on another disk"
         )
     for name in {os.path.dirname(plan.path(index)) for index in todo}:
         (work / name).mkdir(parents=True, exist_ok=True)
@@ -242,8 +231,7 @@ def _write(work: Path, plan: DatasetPlan, processes: int, on_progress: OnProgres
             on_progress(done, plan.images)
     except BrokenProcessPool:
         raise UserError(
-            "a worker process was killed (out of memory?); the next call goes on from here, try "
-            "fewer --workers"
+            "a process that makes images was killed (out of memory?); the same command goes on"
         ) from None
     finally:
         if pool:
