@@ -105,11 +105,11 @@ def test_how_often_compare_is_wrong() -> None:
     says(README, "of runs in three processes", false, same["pairs"])
     twice = Counter(row.verdict for row in compare(run("gemm-fp16"), run("gemm-fp16-again")).rows)
     assert twice.keys() == {"cannot tell", "same"}
-    says(METHOD, "two runs of halfway gemm", *twice.values(), twice.total())
+    says(METHOD, "Of two runs of halfway gemm", *twice.values(), twice.total())
     says(README, "Of two runs of the first command", twice["cannot tell"], twice.total())
     trained = document("compare-aa-train")
     wrong = trained["faster"] + trained["slower"], trained["pairs"]
-    says(METHOD, "Four trainings were tested", *wrong)
+    says(METHOD, "Of four trainings", *wrong)
     cpu = [row for row in trained["rows"] if row["cpu_bound"]]
     (gpu,) = (row for row in trained["rows"] if not row["cpu_bound"])
     raw, at_speed = ([row[name] for row in cpu] for name in ("sd_pct", "sd_one_speed_pct"))

@@ -111,7 +111,7 @@ def test_steps_in_fp8() -> None:
         gains = {t.case.recipe: f"{(t.per_s or 0) / (base.per_s or 1):.2f}" for t in others}
         for training in others:
             share = (training.memory_peak_bytes or 0) / (base.memory_peak_bytes or 1)
-            assert least <= 100 * (1 - share) < most + 1
+            assert least <= round(100 * (1 - share)) <= most
             assert gains[training.case.recipe] in answer
         before, after = terms_ms(base), terms_ms(others[0])
         changes = before[0] - after[0], sum(after[1:]) - sum(before[1:])
@@ -140,8 +140,7 @@ def test_several_gpus() -> None:
         assert row[1:] == [
             f"{training.per_s:,.0f}", f"{found.efficiency.ratio:.3f}",
             f"{1e3 * exchange.exposed_s:.2f} ±{1e3 * (high - low) / 2:.2f}",
-            f"{1e3 * (found.predicted_exposed_s or 0):.2f}", f"{1e3 * exchange.copies_s:.2f}",
-            f"{1e3 * exchange.alone_s:.2f}",
+            f"{1e3 * exchange.copies_s:.2f}", f"{1e3 * exchange.alone_s:.2f}",
         ]  # fmt: skip
     plain = several[0]
     assert plain.exchange

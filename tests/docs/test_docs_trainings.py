@@ -196,7 +196,7 @@ def test_workers_that_amp_needs() -> None:
     says(STALLS, "How many workers", *map(interval, [*gains, pinned.speedup["fp32"]]))
     rates = [together[recipe, n].per_s or 0 for n in (2, 8, 16) for recipe in ("amp", "fp32")]
     says(AMP, "with JPEG files on 16 cores", *rates, interval(gains[-1]))
-    says(AMP, "Without a loader", interval(pinned.speedup["fp32"]))
+    says(AMP, "without a loader", interval(pinned.speedup["fp32"]))
     busy = next(t.timed for t in trainings("stalls-resnet50")
                 if (t.case.cached, t.case.workers, t.case.recipe) == (True, 16, "amp"))  # fmt: skip
     for one in (busy, steps_of(pinned)):
