@@ -333,8 +333,6 @@ def test_a_gain_is_that_of_the_ratio_and_exchanged_sides_change_its_sign(
 ) -> None:
     as_is, changed = [[one] for one in seconds], [[one * factor] for one in seconds]
     found, back = gain_of("loader", "", as_is, changed), gain_of("loader", "", changed, as_is)
-    assert found is not None
-    assert back is not None
     assert found.ms == pytest.approx(found.step_ms * (1 - factor), rel=1e-6, abs=1e-9)
     assert found.low_ms <= found.ms <= found.high_ms
     assert found.ms * back.ms <= 1e-12
@@ -352,7 +350,6 @@ def test_damaged_results_tell_nothing_and_leave_the_others(tmp_path: Path) -> No
     bad = [good | {name: value} for name in ("as_is_s", "changed_s") for value in junk]
     whole = {"tried": [*bad, *junk, good | {"resident": True}], "not_tried": {"a": "b"}, "steps": 7}
     found = read(whole)
-    assert found is not None
     assert [(one.cause, one.ms, one.resident) for one in found.gains] == [("loader", 1000, True)]
     assert (found.not_tried, found.steps) == ({"a": "b"}, 7)
     for value in junk:
@@ -370,7 +367,6 @@ def test_all_that_is_tried_is_a_known_cause(tmp_path: Path) -> None:
             for at, name in enumerate(names)]  # fmt: skip
     (tmp_path / f"run{SIDECAR}").write_text(json.dumps({"tried": rows}))
     found = tried_beside(tmp_path / "run.json")
-    assert found is not None
     assert {gain.cause for gain in found.gains} <= KNOWN.keys()
     (attention,) = (gain for gain in found.gains if gain.cause == "sdpa")
     assert attention.change == [name for name in names if name.startswith("sdpa")][-1]

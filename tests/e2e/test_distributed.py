@@ -152,7 +152,6 @@ def test_ranks_agree_on_what_fails_and_what_is_the_same_and_not_on_dropout(
 def planted(how: str, folder: str) -> None:
     """A rank's work; rank 1 does what is planted, where rank 0 waits for it."""
     place = dist_env_of(os.environ)
-    assert place
     limits.EXCHANGE_S = 2.0
     late_s = 3.0 * (how == "works")  # than who is waited for where nothing is exchanged
     time.sleep(late_s * place.rank)
@@ -228,7 +227,6 @@ def test_the_interval_of_a_difference_grows_with_its_noise() -> None:
     def width(noise: float) -> float:
         rounds = [(0.10 + noise * (i % 2), 0.08, 0.03) for i in range(8)]
         ends = exchange_of(2, [1], rounds, [0.08, 0.08]).exposed_ci95_s
-        assert ends is not None
         return ends[1] - ends[0]
 
     assert width(0.0) < 1e-6 < width(0.002) < width(0.02)
@@ -237,7 +235,6 @@ def test_the_interval_of_a_difference_grows_with_its_noise() -> None:
 @given(st.lists(st.tuples(st.floats(0.1, 0.2), st.floats(0.1, 0.2), seconds), min_size=2))
 def test_what_the_exchange_adds_is_in_its_interval(rounds: list[tuple[float, ...]]) -> None:
     found = exchange_of(2, [1], [(a, b, c) for a, b, c in rounds], [0.1, 0.1])
-    assert found.exposed_ci95_s is not None
     low, high = found.exposed_ci95_s
     assert low - 1e-9 <= found.exposed_s <= high + 1e-9
 
@@ -279,7 +276,6 @@ def test_efficiency_of_weak_and_strong_scaling(gpus: int, efficiency: float) -> 
     for row in found:
         ratio = row.efficiency
         assert ratio.ratio == pytest.approx(efficiency)
-        assert ratio.ci95 is not None
         assert ratio.ci95[0] < efficiency < ratio.ci95[1]
 
 
@@ -327,12 +323,9 @@ def test_one_command_over_one_process_and_two(launcher: Launcher) -> None:
     assert len(two["exchange"]["rank_local_s"]) == 2
     for exchange in (two["exchange"], rounded["exchange"]):
         assert sum(exchange["buckets"]) == exchange["bytes"]
-        assert exchange["curve"][-1]["bytes"] == max(exchange["buckets"])
-        assert all(point["alone_s"] > 0 for point in exchange["curve"])
         assert exchange["copies"]["count"] == 4
         assert exchange["copies"]["bytes"] == one["model_bytes"]
         assert exchange["copies"]["all_s"] > 0
-    assert "predicted / measured" in out
     assert [len(r["repeats"]) for r in found] == [1, 1, 1]
     assert "efficiency" in out
     assert "Exchange of gradients" in out

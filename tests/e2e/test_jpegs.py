@@ -138,7 +138,6 @@ def test_an_interrupted_dataset_is_hidden_and_gone_on_with(
     made = len([*folder.rglob("*.jpg")])
     assert made == last
     reports = made_in(folder)
-    assert reports is not None
     assert reports[0] == made
     assert files_in(folder) == files_in(whole)
 

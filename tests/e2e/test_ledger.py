@@ -47,7 +47,6 @@ def change(lines: tuple[LedgerLine, ...], term: str) -> float:
 
 
 def fed(training: Training, unfed_s: float) -> Training:
-    assert training.steps is not None
     case = replace(training.case, loader="torchvision", data="made")
     return replace(training, case=case, steps=replace(training.steps, unfed_s=unfed_s))
 
@@ -60,7 +59,6 @@ def fed(training: Training, unfed_s: float) -> Training:
 def test_the_terms_are_the_measured_step(traced: TracedStep, step_s: float, captured: bool) -> None:
     training = arm("amp", 256 / step_s, case={"graph": captured}, traced=traced)
     found = terms_ms(training)
-    assert training.step_s
     step_ms = 1e3 * training.step_s
     rest_ms = found.pop(RESIDUAL)
     assert math.fsum([*found.values(), rest_ms]) == pytest.approx(step_ms)
@@ -161,7 +159,6 @@ def test_a_captured_step_is_not_blamed_for_launches_and_a_bound_is_that_of_any_k
     waits = causes_of(fed(training, 15e-3))
     assert [cause.title for cause in waits] == ["data loading", "CPU launch"]
     assert "40.2 ms, on a preloaded batch 15.0 ms" in waits[0].why
-    assert training.steps
     few = replace(training, steps=replace(training.steps, wait_s=1e-3), traced=None)
     (competes,) = causes_of(fed(few, 15e-3))
     assert competes.title == "the data loader competes for the CPU"

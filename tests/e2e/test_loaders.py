@@ -395,8 +395,6 @@ def test_boxes_are_in_the_upright_image_and_by_pillow_too(tmp_path: Path) -> Non
     content = encoded(picture(), exif=exif)
     images = Encoded(written(tmp_path, turned=content))
     item, sample = images[0, 3].item, images.by_pillow((0, 3))
-    assert item is not None
-    assert sample.item is not None
     assert (item.box, item.flip) == random_crop(WIDTH, HEIGHT, 3)
     assert (sample.item.orientation, sample.item.flip) == (1, item.flip)
     packed = pack([sample])
@@ -414,7 +412,6 @@ def test_broken_files_are_told_and_give_their_place(tmp_path: Path) -> None:
     )  # fmt: skip
     missing = ImageFile(str(tmp_path / "gone"), 9)
     sample = Encoded([*pictures[:3], missing, pictures[3]])[0, 1]
-    assert sample.item is not None
     assert (sample.item.label, sample.item.draw) == (3, (4, 1))
     assert [Path(path).name for path, _ in sample.broken] == ["cut", "empty", "text", "gone"]
     nothing = Encoded([*pictures[1:3]])[1, 0]

@@ -124,7 +124,6 @@ def test_auxiliary_classifiers_count_in_training_only(name: str, weight: float) 
     torch.testing.assert_close(loss, expected)
     loss.backward()
     assert all(scores.grad is not None and scores.grad.any() for scores in leaves)
-    assert network.accuracy is not None
     torch.testing.assert_close(network.accuracy(output, main.argmax(1)), torch.tensor(2))
     torch.testing.assert_close(network.loss(alone, target), F.cross_entropy(alone, target))
 
@@ -261,7 +260,6 @@ def test_own_classifier_and_a_stand_in_for_outputs_without_classes(
     output, target = network.build()(torch.randn(2, 3, 224, 224)), torch.tensor([0, 3])
     assert not network.stands_in(output, target)
     torch.testing.assert_close(network.loss(output, target), F.cross_entropy(output, target))
-    assert network.accuracy is not None
     assert network.accuracy(output, output.argmax(1)) == 2
     wide = find("own_nets:classifier", classes=10)
     with pytest.raises(UserError, match="outputs 4 classes, but the data have 10 classes"):
@@ -275,7 +273,6 @@ def test_own_classifier_and_a_stand_in_for_outputs_without_classes(
     loss = network.loss(output, target)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected)
-    assert network.accuracy is not None
     assert network.accuracy(output, target) is None
     whole = own("integer")
     with pytest.raises(UserError, match="outputs no floating-point tensor"):

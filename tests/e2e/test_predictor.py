@@ -55,8 +55,6 @@ def test_every_op_is_in_the_sum_as_often_as_the_step_has_it(
     asked = Predictor(NETWORK, CPU, CLASSES, store)
     found = asked.predict(case, quietly).predicted
     again = asked.predict(case, quietly).predicted  # of the same times
-    assert found is not None
-    assert again is not None
     assert found.uncovered == ()
     assert found.step_s == again.step_s > 0
     assert (found.interval_s, found.limit) == (None, None), "the error on a CPU is not known"
@@ -187,7 +185,6 @@ def test_a_damaged_store_is_measured_again(
     empty_store.add({"kept": CallTime((1.0, 2.0), 3, 4)})
     again = Store({"name": "a CPU"}, {}, "calls", CallTime)
     assert again.get("kept") == CallTime((1.0, 2.0), 3, 4)
-    assert again.path is not None
     again.path.write_text(content)
     assert Store({"name": "a CPU"}, {}, "calls", CallTime).get("a") is None
     assert "cannot be read" in caplog.text
@@ -366,7 +363,6 @@ def twice_recorded() -> Tape:
 def test_the_recording_of_kernels_alone_has_the_same_kernels_and_steps(tmp_path: Path) -> None:
     both = read_trace(twice_recorded().write(tmp_path / "t.json"))
     alone = kernels_alone(both)
-    assert alone is not None
     for kind in (WORK, LAUNCH):
         named = [(span.name, span.ns, span.lane, span.correlation) for span in both.spans[kind]]
         assert [(s.name, s.ns, s.lane, s.correlation) for s in alone.spans[kind]] == named

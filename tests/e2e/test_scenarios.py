@@ -49,7 +49,6 @@ def test_causes_that_a_cpu_shows_are_named_until_they_are_fixed(
         for found, expected in (
             (one.live, 1), (one.alone, 1), (one.fixed, 0), (one.fixed_alone, 0)
         ):  # fmt: skip
-            assert found is not None
             assert found.exact
             assert min(1, found.place(one.planted)) == expected, one.name
         for kept in (one.name, f"{one.name}-fixed"):

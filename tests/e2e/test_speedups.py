@@ -73,7 +73,6 @@ def test_a_ratio_is_the_geometric_mean_of_those_of_medians_and_in_its_interval()
     _, amp = gained(arm("fp32", steady(0.2)), arm("amp", steady(0.1)))
     ratio = amp.speedup["fp32"]
     assert ratio.ratio == pytest.approx(2.0)
-    assert ratio.ci95 is not None
     assert ratio.ci95[0] <= ratio.ratio <= ratio.ci95[1]
     assert ratio.ci95[1] - ratio.ci95[0] < 1e-4
     _, once = gained(arm("fp32", steady(0.3, rounds=1)), arm("amp", steady(0.1, rounds=1)))
@@ -150,7 +149,6 @@ def test_a_ratio_is_that_of_the_times_and_its_inverse_the_other_way_round(
         _, amp = gained(arm("fp32", other), arm("amp", blocks))
         found = amp.speedup["fp32"]
         assert found.ratio == pytest.approx(ratio)
-        assert found.ci95 is not None
         assert found.ci95[0] <= found.ratio <= found.ci95[1]
     other = [[drawn.uniform(1e-4, 10.0) for _ in block] for block in blocks]
     there, back = (gained(arm("fp32", a), arm("amp", b))[1].speedup["fp32"].ratio

@@ -326,7 +326,6 @@ def test_a_turn_has_the_host_speed_of_its_time_and_no_number_is_no_result() -> N
     assert (fp32.status, fp32.reason) == ("ok", None)
     assert fp32.steps
     assert (fp16.status, fp16.steps, fp16.phases) == ("failed", None, ())
-    assert fp16.reason
     assert fp16.reason.startswith("its weights are not finite after ")
     assert left
     assert min(left) >= 0
