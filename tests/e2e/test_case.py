@@ -16,7 +16,7 @@ from e2e.case import FULL, SHORT, VARIED, TrainCase, label_of
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.options import OF_LEARNING, TrainOptions, parse_shape
-from e2e.plan import SMALL_CARD_BYTES, check_device, notes, plan, rungs_of
+from e2e.plan import SMALL_CARD_BYTES, check_device, plan, rungs_of
 from e2e.report.run_report import raw
 from e2e.results.types import Training
 from e2e.schedule import KINDS, parse_schedule
@@ -95,16 +95,6 @@ def test_recipes_come_in_the_order_given_and_once(
     assert [case.recipe for case in cases(kind, **options)] == recipes
 
 
-def test_what_a_cpu_does_otherwise_is_noted() -> None:
-    (note,) = notes(TrainOptions(), "cpu")
-    assert "amp-bf16" in note
-    assert notes(TrainOptions(recipe="amp"), "cpu") == [note]
-    (slow,) = notes(TrainOptions(recipe="fp32,O1,fp16"), "cpu")
-    assert "O1, fp16" in slow
-    assert notes(TrainOptions(recipe="fp32,bf16"), "cpu") == []
-    assert notes(TrainOptions(), "cuda") == notes(TrainOptions(recipe="O1"), "cuda") == []
-
-
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_tokens_have_no_layout(kind: str) -> None:
     found = cases(kind, name="gpt-tiny")
@@ -149,16 +139,6 @@ def test_batches_by_device_memory_and_option() -> None:
     for kind, memory in (("cpu", None), ("cuda", 10**9)):
         with pytest.raises(UserError, match="--memory-limit"):
             check_device(TrainOptions(memory_limit="2GB"), kind, memory)
-
-
-@pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_each_batch_is_a_comparison_of_its_own(kind: str) -> None:
-    comparisons = planned(kind, batch="128..512,100")
-    assert [arms[0].batch for arms in comparisons] == [128, 256, 512, 100]
-    for arms in comparisons:
-        assert len(arms) == 3
-        assert len({case.batch for case in arms}) == 1
-    assert len({arms[0].group for arms in comparisons}) == 4
 
 
 # ---------------------------------------------------------------- options into cases

@@ -187,14 +187,6 @@ def test_wrong_values_are_refused_by_name(
 # ---------------------------------------------------------------- what a loading says
 
 
-@settings(max_examples=40)
-@given(st.lists(blocks, min_size=1, max_size=6))
-def test_the_rate_is_between_those_of_its_blocks(found: list[LoadBlock]) -> None:
-    loading = Loading(LoadCase("made", "torchvision", 8, "3x8x8"), "ok", blocks=tuple(found))
-    rates = [block.images / block.wall_s for block in found]
-    assert min(rates) * 0.999999 <= (loading.per_s or 0) <= max(rates) * 1.000001
-
-
 def test_a_rate_has_an_interval_and_a_cost_and_what_cannot_be_is_refused() -> None:
     found = tuple(LoadBlock(400, wall_s, 2 * wall_s, 10**8) for wall_s in (0.9, 1.0, 1.1))
     loading = Loading(LoadCase("made", "torchvision", 8, "3x8x8"), "ok", blocks=found)

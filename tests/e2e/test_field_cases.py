@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples.commands import ROOT, run_here
+from samples.commands import run_here
 from samples.field_traces import A100, BF16, FLOAT, H200, MS, SQUARE, V100, WORK, Tape, recorded
 from samples.field_traces import second_recording as second
 from samples.random_traces import traces
-from samples.recording import STEPS, User
 from samples.traces import BACKWARD, US, Made
 
 from e2e.__main__ import main
@@ -448,56 +447,3 @@ def test_terms_add_up_to_the_bare_steps_and_work_to_what_the_lighter_recording_s
     run = diagnosed(made, folder, "both.json")
     assert run.steps == 2
     assert sum(term.ns for term in run.terms if not term.idle) == approx(busy, abs=4)
-
-
-START = """
-import queue, threading, time, torch
-torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-def loss(batch):
-    optimizer.zero_grad()
-    model(batch).square().mean().backward()
-"""
-IN_BACKWARD = """
-def update(p):
-    own[p].step(); own[p].zero_grad()
-own = {p: torch.optim.Adam([p]) for p in model.parameters()}
-for p in own: p.register_post_accumulate_grad_hook(update)
-for _ in range(40): model(torch.ones(8, 64)).square().mean().backward()
-print("the end")
-"""
-THREAD = """
-def produce():
-    while True: time.sleep(0.02); ready.put(torch.ones(8, 64))
-ready = queue.Queue(2)
-threading.Thread(target=produce, daemon=True).start()
-for _ in range(60):
-    batch = ready.get()
-    loss(batch); optimizer.step()
-"""
-LINE = 1 + (START + THREAD).split("batch = ready.get()")[0].count("\n")
-
-
-@pytest.mark.parametrize(
-    ("script", "said", "cause", "step_ms"),
-    [(IN_BACKWARD, "", "", 0), (THREAD, f"train.py:{LINE}", f"{OWN}|data", 10)],
-    ids=["F1", "F3"],
-)
-def test_a_script_on_the_cpu_is_diagnosed(
-    script: str, said: str, cause: str, step_ms: float, tmp_path: Path, quick_python: str
-) -> None:
-    (tmp_path / "train.py").write_text(START + script)
-    words = ("-m", "e2e", "diagnose", *STEPS, "--json", "found.json", "train.py")
-    done = User(tmp_path, quick_python).run(*words, PYTHONPATH=str(ROOT))
-    assert "Traceback" not in done.stderr, done.stderr
-    text = (tmp_path / "found.json").read_text()
-    assert said in done.stdout + done.stderr + text
-    for run in json.loads(text)["runs"]:
-        share = {term["term"]: term["ns"] / run["window_ns"] for term in run["terms"]}
-        assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
-        assert run["window_ns"] / run["steps"] >= step_ms * MS
-        assert has(cause, run["bottleneck"])
-        assert share.get(OPTIMIZER, 0) < 0.3 or script == IN_BACKWARD
-        for first in run["findings"][:1]:
-            assert run["bottleneck"] in first["title"]

@@ -394,12 +394,3 @@ def test_models_of_transformers_predict_the_next_token_or_a_class(tmp_path: Path
     (tmp_path / "notes.json").write_text("hello")
     assert "no configuration" in message(f"hf:{tmp_path / 'notes.json'}")
     assert "at most 16 tokens" in message(saved(tmp_path / "g", GPT2), input=(17,))
-
-
-def test_a_missing_package_is_a_line_that_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for package, name in (("timm", "timm:resnet50"), ("transformers", saved(tmp_path, BERT))):
-        monkeypatch.setitem(sys.modules, package, None)
-        assert f"pip install {package}" in message(name)
-    assert "hf:path/to/config.json" in message("hf:bert-base-uncased"), "needs no package"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from e2e.case import TrainCase
 from e2e.results.baselines import baselines, slowest
-from e2e.results.types import LIMITS, Phase, StepTimes, Training
+from e2e.results.types import Phase, StepTimes, Training
 from e2e.training.speedups import FEW_STEPS, HOST_WANDERS, PROCESSES_VARY, STEPS_VARY, with_speedups
 from microbench.results.types import ProcessTime
 from microbench.timing.stats import median
@@ -262,15 +262,6 @@ def test_the_reason_has_the_numbers_behind_it(step: dict[str, Any], numbers: set
     captured = {"busy_s": 0.8, "launches": 70, "graph": True}  # a host that is done has gaps too
     assert "CUDA graph" in (judged(host_s=0.01, **captured).why or "")
     assert "CUDA graph" not in (judged(host_s=0.99, **captured).why or "")
-
-
-@given(st.floats(0, 2), st.floats(0, 2) | st.none())
-def test_a_limit_is_one_of_the_known_ones_and_always_says_why(
-    waits: float, busy_s: float | None
-) -> None:
-    found = judged(waits=waits, busy_s=busy_s)
-    assert found.limit in (*LIMITS, None)
-    assert (found.limit is None) == (found.why is None)
 
 
 # ---------------------------------------------------------------- warnings
