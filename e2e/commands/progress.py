@@ -17,7 +17,6 @@ from e2e.results.types import Repeat, Training
 from microbench import fmt
 from microbench.report.live import LiveLine
 
-START_UP, OPENING = "start-up", "network and data"
 RECORDING_S = 2.5  # about, of a variant, before any was recorded
 FIRST = (Stage.SETTING_UP, Stage.TRAINING, Stage.LOADING, Stage.PREDICTING)  # what a result has
 # The kind of result that comes of what begins.
@@ -30,30 +29,6 @@ KINDS: Mapping[str, str] = {
     Stage.LOADING: Stage.LOADING,
     Stage.PREDICTING: Stage.PREDICTING,
 }
-
-
-class StageTimes:
-    """Seconds of a run by stage; there is exactly one at each moment, from start-up on."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._took_s: dict[str, float] = {}
-        self._stage, self._since_s = START_UP, clock()
-
-    def enter(self, stage: str) -> None:
-        """A stage begins, and the one before ends; what follows a comma or a colon is detail."""
-        name = stage.split(",")[0].split(":")[0].strip()
-        now_s = self._clock()
-        self._took_s[self._stage] = self._took_s.get(self._stage, 0.0) + now_s - self._since_s
-        self._stage, self._since_s = name, now_s
-
-    def so_far(self, before: Mapping[str, float]) -> dict[str, float]:
-        """Seconds by stage up to now, in the order in which they began, added to those before."""
-        self.enter(self._stage)
-        names = dict.fromkeys((*before, *self._took_s))
-        return {
-            name: round(before.get(name, 0.0) + self._took_s.get(name, 0.0), 2) for name in names
-        }
 
 
 class TimeLeft:
@@ -184,10 +159,8 @@ class TrainProgress(LiveLine):
         *,
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        stages: StageTimes | None = None,
     ) -> None:
         super().__init__(console, 0, quiet=quiet)
-        self.stages = stages or StageTimes(clock)
         self._left_s = TimeLeft(clock)
         self._names: dict[str, str] = {}
         self._process = ""
@@ -226,7 +199,6 @@ class TrainProgress(LiveLine):
 
     def stage(self, key: str, stage: str) -> None:
         """A variant entered a stage."""
-        self.stages.enter(stage)
         self._left_s.variant(key)
         name = self._names.get(key, "")
         self._doing = self._process + fmt.clean(f"{name}: {stage}" if name else stage)

@@ -27,14 +27,12 @@ from e2e.commands.job import (
     untraced,
     with_what_was,
 )
-from e2e.commands.progress import OPENING as OPENING_STAGE
-from e2e.commands.progress import StageTimes, TrainProgress
+from e2e.commands.progress import TrainProgress
 from e2e.commands.worker import JobProcess
 from e2e.data.loaders import check_name
 from e2e.networks.table import facts_of
 from e2e.options import TrainOptions
 from e2e.plan import plan
-from e2e.report.trainings import STAGES
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from e2e.training.dist_env import dist_env_of
@@ -129,10 +127,8 @@ class Keeper:
         self._before = before
         self._run: Run | None = None
         self._console = run_console(options.outputs)
-        self._stages, self._load = StageTimes(), LoadMeter()
-        self._progress = TrainProgress(
-            self._console, quiet=options.outputs.quiet, stages=self._stages
-        )
+        self._load = LoadMeter()
+        self._progress = TrainProgress(self._console, quiet=options.outputs.quiet)
         self._greeting: Greeting | None = None
         self._begun, self._ended = Begun(Stage.OPENING), Ended()
         self._tried: frozenset[str] = frozenset()
@@ -225,7 +221,6 @@ class Keeper:
         match event:
             case Greeting():
                 self._greeting = event
-                self._stages.enter(OPENING_STAGE)
             case Opened():
                 if self._run is None:
                     self._run = self._begin(event)
@@ -310,7 +305,6 @@ class Keeper:
         if self._ended.notes:
             settings["notes"] = list(self._ended.notes)
         settings = self._load.noted(settings, self._ended.others)
-        settings[STAGES] = self._stages.so_far(settings.get(STAGES, {}))
         self._run = replace(run, settings=settings, finished_at=now())
         self._save()
         return self._known

@@ -35,7 +35,6 @@ from e2e.report.trainings import (
     phases_part,
     recipes_part,
     scaling_part,
-    stages_part,
     states_part,
 )
 from e2e.results import loader_types
@@ -121,7 +120,6 @@ def _parts(run: Run, view: View, *, predicts: bool) -> list[Part]:
         *explained_parts(view),
         phases_part(view),
         states_part(view),
-        stages_part(run),
         warnings_part(warnings_of(view)),
     ]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import cast
 
 from e2e.report.arms import (
     SHORT_MARK,
@@ -28,10 +27,9 @@ from e2e.results.exchange import Exchange
 from e2e.results.types import MAX_WALL_GAP, Phase, StepTimes, Training
 from microbench import fmt
 from microbench.report.parts import VERBOSE, Column, Part, Row, Topic, missing
-from microbench.results.types import RUINED_PCT, Json, Ratio, Run
+from microbench.results.types import RUINED_PCT, Json, Ratio
 
 MOST_ROWS, MOST_IN_GROUPS = 8, 6  # of the screen; beyond it baselines of groups are left out
-STAGES = "stages_s"  # in settings
 BF16 = "amp-bf16"  # what FP8 is held against: the rest of its steps
 MARKS = {"skipped": "skipped", "failed": "FAILED", "ok": "not timed"}
 DIM, RED = "dim", "red"
@@ -364,17 +362,6 @@ def states_part(view: View) -> Part:
     ]  # fmt: skip
     ran = view.only(was_run)
     return arms_part("State of the device and set-up of each recipe", view, ran, columns)
-
-
-def stages_part(run: Run) -> Part:
-    """The seconds of each stage of the run, in the order in which they began, and in all."""
-    known: object = run.settings.get(STAGES)
-    items = cast("dict[object, object]", known).items() if isinstance(known, dict) else ()
-    took = [(str(name), float(s)) for name, s in items if isinstance(s, int | float)]
-    rows = [*took, ("in all", sum(seconds for _, seconds in took))] if took else []
-    columns = [Column("stage", "0"), Column("seconds", "1", "{:.1f}".format)]
-    title = "Where the time of this run went (wall clock)"
-    return Part(title, columns, [*map(Row, rows)], level=VERBOSE)
 
 
 # ---------------------------------------------------------------- convergence

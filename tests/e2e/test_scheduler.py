@@ -13,19 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from samples.commands import warm_children
-from samples.training_runs import arm, run_of
+from samples.training_runs import arm
 
 from e2e.commands.job import Begun, Stage, with_what_was
-from e2e.commands.progress import RECORDING_S, START_UP, StageTimes, TimeLeft, TrainProgress
+from e2e.commands.progress import RECORDING_S, TimeLeft, TrainProgress
 from e2e.commands.session import Session
 from e2e.commands.train import compare_recipes, run_training
 from e2e.options import TrainOptions
-from e2e.report.trainings import STAGES, stages_part
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import PREDICTED, Training
 from e2e.training.trainer import Trainer
 from e2e.training.variants import Variants
-from microbench.report.parts import cells
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
@@ -252,31 +250,3 @@ def test_a_prediction_of_many_is_announced_after_the_first() -> None:
         assert found == (None if expected is None or found is None else pytest.approx(expected))
         now_s += 3.0
         left.done()
-
-
-# ---------------------------------------------------------------- stages
-
-NAMES = ["setting up", "timing, round 3: 812 img/s", "timing, round 4", "recording steps"]
-
-
-@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1000))))
-def test_the_seconds_of_all_stages_are_those_of_the_run(entered: list[tuple[str, int]]) -> None:
-    now_s = 100.0
-    stages = StageTimes(lambda: now_s)
-    for stage, quarters in entered:
-        stages.enter(stage)
-        now_s += quarters / 4
-    took_s = stages.so_far({})
-    assert sum(took_s.values()) == pytest.approx(now_s - 100)
-    assert set(took_s) <= {START_UP, "setting up", "timing", "recording steps"}
-    timing_s = sum(quarters for stage, quarters in entered if stage.startswith("timing")) / 4
-    assert took_s.get("timing", 0.0) == pytest.approx(timing_s)
-    again = stages.so_far(took_s)
-    assert sum(again.values()) == pytest.approx(2 * sum(took_s.values())), "a resumed run adds"
-
-
-def test_a_report_adds_up_the_stages_that_a_file_holds() -> None:
-    run = run_of(arm("amp", 800.0), settings={STAGES: {"start-up": 8.25, "timing": 15.0}})
-    assert cells(stages_part(run)).texts[-1] == ["in all", "23.2"]
-    odd = stages_part(run_of(arm("amp", 800.0), settings={STAGES: ["timing"]}))
-    assert odd.rows == []

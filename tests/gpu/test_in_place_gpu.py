@@ -57,7 +57,6 @@ def test_a_ledger_is_of_the_steps_that_were_recorded(tmp_path: Path) -> None:
     assert {line.source for line in amp.ledger} == {"measured", "traced"}
     halves = [part for part in amp.traced.parts if part.dtype == "float16"] if amp.traced else []
     assert halves
-    assert run.settings["stages_s"]["recording steps"] > 0
 
 
 def test_a_captured_step_has_the_terms_of_its_kernels(tmp_path: Path) -> None:
