@@ -316,16 +316,6 @@ def test_causes_are_kept_or_refuted_and_proven_only_by_a_gain_the_largest_first(
     assert not waits or all(one.status == AFTER for one in resident)
 
 
-def test_what_only_a_batch_that_is_there_shows_comes_after_the_wait_for_data() -> None:
-    """However much it gains."""
-    waits = Cause("data loading", 20.0, 0.2, "", "", None, "loader")
-    launch = Gain("launch", "CUDA graphs", 30.0, 29.0, 31.0, 80.0, 6, resident=True)
-    tried = Tried((launch,), {}, 9)
-    kept = judged([Cause("CPU launch", 40.0, 0.4, "", "", None, "launch"), waits], tried, STEP_MS)
-    assert [(one.cause, one.status) for one in kept] == [("loader", LIKELY), ("launch", AFTER)]
-    assert [one.status for one in judged([waits], tried, STEP_MS)] == [LIKELY, AFTER]
-
-
 @settings(max_examples=50)
 @given(st.lists(times, min_size=3, max_size=8), st.floats(0.2, 5))
 def test_a_gain_is_that_of_the_ratio_and_exchanged_sides_change_its_sign(

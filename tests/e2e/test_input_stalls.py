@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.kernel_runs import shown
 
@@ -16,7 +16,6 @@ from e2e.input_stalls import Alone, busy_points, measured_points, pays_from, pre
 from e2e.report.loading import Gain, loader_sweeps
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
-from e2e.training.speedups import LOADER_SHARE
 from microbench.errors import NothingMeasured
 from microbench.results.types import Ratio, Run
 from microbench.run_output import Done, Outputs
@@ -58,15 +57,6 @@ def predict(alone: Alone, loader: Loading, cores: int = MANY) -> Predicted:
 
 
 # ---------------------------------------------------------------- the model
-
-
-@given(seconds, seconds)
-def test_without_contention_the_slower_of_the_two_decides(step_s: float, load_s: float) -> None:
-    longer = load_s / step_s - 1
-    assume(abs(longer - LOADER_SHARE) > 1e-9)
-    found = predict(Alone(training(step_s)), loading(load_s))
-    assert found.step_s == pytest.approx(max(step_s, load_s))
-    assert found.limit == ("data" if longer > LOADER_SHARE else "gpu")
 
 
 @settings(max_examples=50)
@@ -265,23 +255,6 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
     few = [t for t in picture(()).of(Training) if t.case.workers in (0, 1, 2) or t.case.cached]
     (slow,) = loader_sweeps(with_trainings(picture(()), few))
     assert (slow.pays_from("amp", "fp32"), slow.in_full_from("amp")) == (None, None)
-
-
-def test_what_failed_says_so_and_why_in_full() -> None:
-    run = picture(measured=())
-    why = "loader worker 2 of 4 was killed by signal 9 (SIGKILL): out of memory, most likely"
-    arms = [
-        replace(t, status="failed", reason=why)
-        if (t.case.recipe, t.case.workers) == ("amp", 4)
-        else t
-        for t in run.of(Training)
-    ]
-    loader = replace(loading(0.1, 2, loader="dali"), status="skipped", reason=f"{why} {why}")
-    run = with_trainings(run, arms).with_other(replace(loader, blocks=()))
-    text = " ".join(shown(run).split())
-    assert f"amp with 4 workers FAILED: {why}" in text
-    text = " ".join(shown(run, details=True).split())
-    assert text.count(f"dali: {why} {why}") == 1
 
 
 def test_a_loader_alone_is_no_result_of_a_training(tmp_path: Path) -> None:

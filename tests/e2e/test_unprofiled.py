@@ -163,19 +163,6 @@ def test_nothing_is_concluded_of_steps_that_differ_or_were_not_recorded(
         assert [part in text for text in tried] == [True] * bool(words), "also without a verdict"
 
 
-@pytest.mark.parametrize("checkpoint_ms", [0, 30])
-def test_what_the_script_does_in_the_recorded_steps_alone_is_no_cause(
-    checkpoint_ms: int, tmp_path: Path
-) -> None:
-    def step(tape: Tape) -> None:
-        played(tape)
-        tape.python(checkpoint_ms * MS)
-
-    made = recorded(step, times=recorded(step), bare_s=[0.005] * 20)
-    run = diagnose([made.write(tmp_path / "t.json")]).runs[0]
-    assert any("in the recorded steps alone" in line for line in run.ruined) == bool(checkpoint_ms)
-
-
 def test_the_interval_of_a_mean_knows_that_steps_depend_on_one_another() -> None:
     assert mean_interval([1.0, 2.0, 3.0]) is None
     assert mean_interval([2.0] * 9) == (2, 2)
