@@ -46,6 +46,8 @@ def show_files(
     Of several, print a line each, or their reports one after the other. UserError for a file that
     cannot be read or written, or without what is asked for.
     """
+    if form and Path("-") in files:
+        raise UserError(f"--{form} prints the report, and takes no -")
     for option, asked in (("--csv", form == "csv"), ("--chart", chart)):
         if asked and len(files) > 1:
             raise UserError(f"{option} takes one file")

@@ -14,6 +14,7 @@ from microbench.timing.stats import half_width_pct
 
 NO_DIFFERENCE = "~1"
 UNCERTAIN = "?"  # after a figure whose interval is too wide for a verdict
+WIDE_END_PCT = 10.0  # half of an interval: beyond it a range shows it
 MAX_SKEW = 1.5  # longer side of an interval over the shorter one: beyond it both ends are written
 _MOST_ROUNDED = 9999  # of a number rounded up in digits
 _LONGEST = 1e8  # of a number written out in digits; larger ones have an exponent
@@ -189,6 +190,18 @@ def times(value: float) -> str:
 def span(values: Collection[float]) -> str:
     """The least and the largest of ratios: "1.41 to 1.90"."""
     return " to ".join(dict.fromkeys(map(times, (min(values), max(values)))))
+
+
+def ratios(values: Collection[Ratio]) -> str:
+    """As `span`, an end with its interval where that is beyond WIDE_END_PCT: "1.5 to 1.9 ±0.3"."""
+    ends = (of(values, key=lambda value: value.ratio) for of in (min, max))
+    texts = (
+        times(end.ratio)
+        if end.ci95 and half_width_pct(end.ratio, end.ci95) <= WIDE_END_PCT
+        else interval(end)
+        for end in ends
+    )
+    return " to ".join(dict.fromkeys(texts))
 
 
 def _decimals(value: float) -> int:

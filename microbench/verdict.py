@@ -144,14 +144,13 @@ def subject_of(result: Result, run: Run, without: Collection[str] = ()) -> str:
 class BesideLibrary:
     """A result and the better library: the one with the shorter time for this very problem.
 
-    `ratio` is that library's time over the result's. `absent` are the libraries that were not
-    measured for the problem.
+    `ratio` is that library's time over the result's; `measured` are the libraries to choose from.
     """
 
     result: Result
     library: str
     ratio: Ratio
-    absent: tuple[str, ...]
+    measured: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -186,31 +185,15 @@ class Summary:
         return max(self.rows, key=lambda row: row.ratio.ratio)
 
     @property
-    def _lacking(self) -> dict[str, int]:
-        """Each library that is for them, and at how many it was not measured."""
-        names = _libraries(self.rows[0].result)
-        return {name: sum(name in row.absent for row in self.rows) for name in names}
-
-    @property
     def libraries(self) -> list[str]:
         """Those that were measured beside any of them."""
-        return [name for name, count in self._lacking.items() if count < len(self.rows)]
+        return list(dict.fromkeys(name for row in self.rows for name in row.measured))
 
     @property
     def against(self) -> str:
         """ "cublas", or "the better of cublas and cublaslt" where both were measured."""
         names = self.libraries
         return names[0] if len(names) == 1 else f"the better of {' and '.join(names)}"
-
-    @property
-    def not_measured(self) -> str:
-        """ "cublaslt was not measured"; where it was for some, at how many it was not; "" if all
-        libraries were."""
-        return "; ".join(
-            f"{name} was not measured" + f" at {count}" * (count < len(self.rows))
-            for name, count in self._lacking.items()
-            if count
-        )
 
 
 def is_rival(result: Result) -> bool:
@@ -234,13 +217,12 @@ def summaries(run: Run, which: Callable[[Result], str] = lambda _: "") -> list[S
 
 def beside_library(result: Result) -> BesideLibrary | None:
     """The result and the better library; None where none was measured beside it."""
-    names = _libraries(result)
-    known = {name: result.vs_backend[name] for name in names if name in result.vs_backend}
+    known = {name: result.vs_backend[name] for name in _libraries(result)
+             if name in result.vs_backend}  # fmt: skip
     if not known:
         return None
     better = min(known, key=lambda name: known[name].ratio)
-    absent = tuple(name for name in names if name not in known)
-    return BesideLibrary(result, better, known[better], absent)
+    return BesideLibrary(result, better, known[better], tuple(known))
 
 
 def libraries_beside_own(run: Run) -> list[str]:

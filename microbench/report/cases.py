@@ -34,7 +34,8 @@ from microbench.report.parts import (
     warnings_part,
 )
 from microbench.results.types import RUINED_PCT, Ceiling, Json, Ratio, Result, Run
-from microbench.roofline.explain import OVER_PEAK_PCT, conversion_share
+from microbench.roofline.explain import OVER_PEAK_PCT, WIDE_INTERVAL_PCT, conversion_share
+from microbench.timing.stats import half_width_pct
 
 SHOWN_CONVERSION = 0.02
 MOST_PRECISIONS = 3  # of a sentence
@@ -58,7 +59,7 @@ PATHS = {
 }  # fmt: skip
 LATER_PATHS = {"total_error": "total_error", "tuned": "tuned", "choice": "choice.how",
                "candidates": "choice.candidates"}  # fmt: skip
-INTERVAL = ("confidence interval is", "interval")  # of a warning, as it is said in an answer
+NO_ROOM = ("out of memory", "--budget")  # in the reason of a skip that another run may not have
 
 
 def kernel_report(
@@ -66,7 +67,8 @@ def kernel_report(
 ) -> Report:
     """The report with this answer and these tables, and what all reports of kernels have.
 
-    Warnings that ask for nothing are no doubts; of the user's own kernels theirs alone are.
+    Warnings that ask for nothing are no doubts; of the user's own kernels theirs alone are. Wide
+    intervals are summed up.
     """
     judged = [r for r in run.results if OWN in r.case.backend] or run.results
     warned = [  # older files name the program as it was
@@ -75,9 +77,9 @@ def kernel_report(
         for r in run.results for warning in r.warnings
     ]  # fmt: skip
     names = {fmt.name(result.case) for result in judged}
-    asking = [(replace(warning, symptom=warning.symptom.replace(*INTERVAL)), name)
-              for warning, name in warned
-              if name in names and not warning.remedy.startswith("none needed")]  # fmt: skip
+    asking = [(warning, name) for warning, name in warned
+              if name in names and "confidence interval is" not in warning.symptom
+              and not warning.remedy.startswith("none needed")]  # fmt: skip
     limits = [f"{fmt.name(r.case)}: {r.why}" for r in run.results if r.why and not r.ruined_pct]
     parts = [
         *map(_with_signs, tables),
@@ -91,7 +93,7 @@ def kernel_report(
         warnings_part(warned),
     ]
     lost = [Line("", text) for text in _own_missing(run)]
-    lines = [*lost, *answer, *_doubt(run), *doubts(asking, len(judged), most=1)]
+    lines = [*lost, *answer, *_doubt(run, judged), *doubts(asking, len(judged), most=1)]
     return Report("", lines, parts, conditions(run), raw=[_raw(run)],
                   chart=chart or partial(rate_chart, run))  # fmt: skip
 
@@ -181,11 +183,11 @@ def known_ratio(ratios: Sequence[Ratio]) -> str:
     """ "1.42 to 1.64"; "~1 ±0.02" of one, "~1" of several without a difference; "0.90 to 1.14 (~1
     in 2 of 6)".
     """
-    clear = [ratio.ratio for ratio in ratios if not ratio.no_difference]
+    clear = [ratio for ratio in ratios if not ratio.no_difference]
     if len(ratios) == 1 or not clear:
         return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.NO_DIFFERENCE
     same = len(ratios) - len(clear)
-    return fmt.span(clear) + f" ({fmt.NO_DIFFERENCE} in {same} of {len(ratios)})" * bool(same)
+    return fmt.ratios(clear) + f" ({fmt.NO_DIFFERENCE} in {same} of {len(ratios)})" * bool(same)
 
 
 def _conversion(result: Result) -> str:
@@ -297,7 +299,7 @@ def _rate(ceiling: Ceiling) -> str:
 
 
 def why(run: Run, results: Iterable[Result]) -> list[Line]:
-    """The most common bottlenecks, mixed ones last, each with a case that shows it."""
+    """The two most common bottlenecks, mixed ones last; the first with a case that shows it."""
     timed = sorted((r for r in results if r.measurement and not r.ruined_pct), key=_flops)
     by_bound: dict[str, list[Result]] = {}
     for result in timed:
@@ -317,7 +319,8 @@ def why(run: Run, results: Iterable[Result]) -> list[Line]:
             where = f"in {len(bounded)}{of}"
         elif len(sizes) > 1 and every[first : first + len(sizes)] == sizes:
             where = f"at {sizes[0]}..{sizes[-1]}"
-        texts.append(f"{bound} {where}{_example(bounded, [] if several else sizes)}")
+        shown = "" if texts else _example(bounded, [] if several else sizes)
+        texts.append(f"{bound} {where}{shown}")
     return [Line("Why", JOIN.join(texts))] if texts else []
 
 
@@ -371,11 +374,12 @@ def _lost(results: Sequence[Result], of: int) -> list[str]:
 
 
 def reasons(lost: Sequence[Result]) -> str:
-    """The most common one, its first sentence, and how many others there are."""
+    """The most common one, in short but of a user's kernel, and how many others there are."""
     (reason, _), *others = Counter(
-        (result.reason or "").split(". ")[0] if OWN not in result.case.backend else result.reason
+        re.split(r"\. |: (?=relative)", result.reason or "")[0]
+        if OWN not in result.case.backend else result.reason
         for result in lost
-    ).most_common()
+    ).most_common()  # fmt: skip
     more = f" (and {fmt.count(len(others), 'other reason')})" if others else ""
     return f"{reason or 'no reason given'}{more}"
 
@@ -417,14 +421,18 @@ def library_sentences(compared: Sequence[verdict.Summary], unclear: dict[str, fl
     return texts
 
 
-def _doubt(run: Run) -> list[Line]:
-    """What was not measured, and what one process does not know."""
+def _doubt(run: Run, judged: Sequence[Result]) -> list[Line]:
+    """What failed or had no room, and how well times are known.
+
+    A back end that has not a precision is no doubt: nothing of it could be measured.
+    """
     timed = {r.case.precision_name for r in run.results if r.measurement}
     unasked = {r.case.precision_name for r in run.results} - {*verdict.precisions_of(run).asked}
     lost = [
         r for r in run.results
         if r.measurement is None and OWN not in r.case.backend
         and r.case.precision_name in timed | unasked
+        and (r.status == "failed" or any(words in (r.reason or "") for words in NO_ROOM))
     ]  # fmt: skip
     texts = _lost(lost, len(run.results))
     tf32 = [r for r in run.results if r.measurement and r.case.precision_name == "tf32"]
@@ -435,12 +443,14 @@ def _doubt(run: Run) -> list[Line]:
         texts.append(
             f"tf32 ran as exactly as fp32 in {len(exact)} of {fmt.count(len(tf32), 'case')}"
         )
-    texts += dict.fromkeys(
-        filter(None, (summary.not_measured for summary in verdict.summaries(run)))
-    )
-    if timed and not any(r.measurement.processes for r in run.results if r.measurement):
-        texts.append("one process (--processes 3)")
-    return [Line("Doubt", JOIN.join(texts))] if texts else []
+    known = [one for result in judged if (one := result.measurement)]
+    one_process = known and not any(measurement.processes for measurement in known)
+    halves = [half_width_pct(one.median_s, one.ci95_s) for one in known if one.ci95_s]
+    noise = ["one process (--processes 3)"] if one_process else []
+    if wide := [pct for pct in halves if pct > WIDE_INTERVAL_PCT]:
+        option = "--budget" if one_process else "--processes"
+        noise.append(f"{fmt.count(len(wide), 'interval')} up to ±{max(wide):.1f} % ({option})")
+    return [Line("Doubt", JOIN.join(some)) for some in (texts, noise) if some]
 
 
 def channels_last(run: Run) -> str:

@@ -45,9 +45,8 @@ def _answer(run: Run) -> list[Line]:
     if not own and verdict.precisions_of(run).baselines:
         texts = [*_one_call(run, unclear), *_gains(run, unclear), *texts]
     elif run.results and not own:
-        rates = _highest(run, unclear)
-        calls = [*_one_call(run, unclear), *_without_baseline(run)]
-        texts = [*rates, *texts] if run.kind == "peak" else [*calls, *texts, *rates]
+        compared = [*_one_call(run, unclear), *_without_baseline(run, unclear)]
+        texts = [*compared, *texts, *([] if compared else _highest(run, unclear))]
     if run.kind == "ceilings" and not run.results:
         texts = cases.peaks(run, "measured")
     if texts:
@@ -56,8 +55,24 @@ def _answer(run: Run) -> list[Line]:
     if not texts and not own:
         texts = _not_measured(run, asked) if run.results else ["No case was measured"]
     lines = [Line("", text) for text in texts]
-    lines += [*cases.why(run, shown), *([] if own else _do(run))] if texts else []
+    lines += [*cases.why(run, shown), *_copies(run), *([] if own else _do(run))] if texts else []
     return [*lines, *cases.no_verdict(unclear, alone=not texts)]
+
+
+def _copies(run: Run) -> list[Line]:
+    """How much of a batch's products with a bias is the copy of the bias before them."""
+    shares: dict[str, list[int]] = {}
+    for result in run.results:
+        named = zip(result.kernels, result.kernels_s, strict=False)
+        copy_s = sum(seconds for name, seconds in named if "elementwise" in name)
+        if copy_s and is_library(result.case) and result.case.problem.layout.endswith("-bias"):
+            share = round(100 * copy_s / sum(result.kernels_s))
+            shares.setdefault(result.variant or "", []).append(share)
+    return [
+        Line("Why", f"{call} first copies the bias: {ends} % of its time")
+        for call, some in shares.items()
+        for ends in (" to ".join(dict.fromkeys(map(str, (min(some), max(some))))),)
+    ]
 
 
 def _context(run: Run, shown: Sequence[Result]) -> str:
@@ -68,9 +83,11 @@ def _context(run: Run, shown: Sequence[Result]) -> str:
     ops = {result.case.op for result in measured}
     what = f"{'attention' if 'attention' in ops else 'GEMM'} {of}"
     what = f"convolutions of {of} channels" if "conv" in ops else what
-    libraries = dict.fromkeys(r.case.backend for r in measured if is_library(r.case))
+    libraries = dict.fromkeys(r.case.backend for r in measured if is_library(r.case)
+                              and not cases.picked(r))  # fmt: skip
     device = run.device_name
-    return ", ".join([device, *([what] if libraries else []), *libraries])
+    ours = not any(is_library(result.case) for result in measured)
+    return ", ".join([device, *([] if ours else [what]), *libraries])
 
 
 def _others(run: Run) -> list[str]:
@@ -112,7 +129,7 @@ def _one_call(run: Run, unclear: dict[str, float]) -> list[str]:
 
 
 def _picks(calls: Sequence[Result], pairs: Sequence[Pair]) -> list[str]:
-    """ "torch picks cudnn, 1.42 to 1.64 times as fast as flash; no other is faster in 8 cases"."""
+    """ "torch picks cudnn, 1.42 to 1.64 times as fast as flash"; how often another is faster."""
     found: dict[str, list[Ratio]] = {}
     faster: dict[str, str] = {}
     for result, name, ratio in pairs:
@@ -126,11 +143,11 @@ def _picks(calls: Sequence[Result], pairs: Sequence[Pair]) -> list[str]:
              for name, count in picks.most_common()]  # fmt: skip
     times = [f"{cases.known_ratio(ratios)} {'as' if i else 'times as fast as'} {name}"
              for i, (name, ratios) in enumerate(found.items())]  # fmt: skip
-    best = [f"no other is faster in any of {fmt.count(known, 'case')}"] if known else []
+    text = f"torch picks {', '.join([*named, *times])}"
     if faster:
         first = next(iter(faster.values()))
-        best = [f"another is faster in {len(faster)} of {known} cases ({first})"]
-    return ["; ".join([f"torch picks {', '.join([*named, *times])}", *best])]
+        text += f"; another is faster in {len(faster)} of {known} cases ({first})"
+    return [text]
 
 
 def _apart(pairs: Sequence[Pair]) -> list[str]:
@@ -178,8 +195,8 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     near = [
         name for name in means if name != best and verdict.MIN_GAIN * means[name] >= means[best]
     ]
-    also = f" ({fmt.listed(near)} within 2 %)" if near else ""
-    fastest = f"{best}, on average the fastest of {len(means)} precisions{also},"
+    also = f"with {fmt.listed(near)} " * bool(near)
+    fastest = f"{best}, {also}the fastest of {len(means)} on average,"
     return [texts[best].replace(best, fastest, 1)] if best in texts else list(texts.values())
 
 
@@ -215,24 +232,26 @@ def means_of(run: Run) -> dict[str, float]:
     }
 
 
-def _without_baseline(run: Run) -> list[str]:
-    """Without a baseline, the other precisions against the first that was asked for."""
-    base, *others = verdict.precisions_of(run).asked
+def _without_baseline(run: Run, unclear: dict[str, float]) -> list[str]:
+    """Without a baseline, the precisions against one that the library has: the first that was asked
+    for, or else the last. Of the library's own call where it has one, which took turns with it.
+    """
     texts: list[str] = []
-    for name in others:
-        ratios: list[float] = []
-        for group in verdict.groups_of(run):
-            times = {
-                precision: [r.median_s for r in group if r.case.precision_name == precision
-                            and r.median_s and not r.ruined_pct]
-                for precision in (name, base)
-            }  # fmt: skip
-            if all(times.values()):
-                ratios.append(min(times[base]) / min(times[name]))
-        if ratios:
-            texts.append(f"{name} is {fmt.span(ratios)} times as fast as {base}")
-    over = ", medians of the fastest back end of each"
-    return [", ".join(texts) + over] if 0 < len(texts) <= cases.MOST_PRECISIONS else []
+    asked = verdict.precisions_of(run).asked
+    for base in (asked[0], asked[-1]):
+        for name in (name for name in asked if name != base):
+            every = (verdict.representative(group, [name]) for group in verdict.groups_of(run))
+            best = [result for result in every if result and base in result.speedup]
+            found = [result.speedup[base] for result in best]
+            others = dict.fromkeys(r.case.backend for r in best if not is_library(r.case))
+            by = f" ({', '.join(others)})" * bool(others)
+            if known := [ratio for ratio in found if not ratio.ruined_pct]:
+                texts.append(f"{name}{by} is {cases.known_ratio(known)} times as fast as {base}")
+            elif found:
+                unclear[f"{name} against {base}"] = max(ratio.ruined_pct for ratio in found)
+        if texts:
+            break
+    return [", ".join(texts)] if 0 < len(texts) <= cases.MOST_PRECISIONS else []
 
 
 def _gain(by_setting: Sequence[verdict.Payoff], times: str) -> str:
@@ -274,7 +293,7 @@ def _range(by_setting: Sequence[verdict.Payoff]) -> str:
     known = [
         row.ratio for payoff in by_setting for row in payoff.rows if row.gain != verdict.RUINED
     ]
-    return fmt.ratio(known[0]) if len(known) == 1 else fmt.span([ratio.ratio for ratio in known])
+    return fmt.ratio(known[0]) if len(known) == 1 else fmt.ratios(known)
 
 
 def _where(by_setting: Sequence[verdict.Payoff]) -> str:
@@ -288,13 +307,7 @@ def _where(by_setting: Sequence[verdict.Payoff]) -> str:
     at = ", ".join(faster) or "no size"
     if len(faster) > cases.MOST_PRECISIONS:
         at = f"{len(faster)} of {len(payoff.rows)} sizes"
-    return f" (faster at {at}{' and every multiple of 8' * by_eights(payoff)})"
-
-
-def by_eights(payoff: verdict.Payoff) -> bool:
-    """Whether it is faster at every multiple of 8, of sizes that have others too."""
-    gains = [row.gain for row in payoff.rows if (row.result.case.problem.axis or 1) % 8 == 0]
-    return 1 < len(gains) < len(payoff.rows) and set(gains) == {"faster"}
+    return f" (faster at {at})"
 
 
 def _do(run: Run) -> list[Line]:
@@ -304,30 +317,29 @@ def _do(run: Run) -> list[Line]:
     for name in compared.asked:
         baseline = next((b for b in reversed(compared.baselines) if b != name), "")
         by_setting = [one for one in verdict.payoffs(run, name) if one.baseline == baseline]
-        eights = [one.subject for one in by_setting if by_eights(one) and not one.steady]
-        if eights:
-            where = f" ({fmt.listed(eights)})" if len(by_setting) > 1 else ""
-            advice.setdefault(f"use {{}} at multiples of 8{where}", []).append(name)
         if len(by_setting) != 1:
             continue
         (payoff,) = by_setting
         if payoff.uncertain or payoff.gains[-1] == "unknown":
             continue
         if payoff.steady:
-            where = f"from {payoff.first_faster} up" if payoff.start else "at every size"
+            count, first = len(payoff.rows), payoff.first_faster
+            every = {1: f"at {first}", 2: "at both sizes"}.get(count, "at all sizes")
+            where = f"from {first} up" if payoff.start else every
             advice.setdefault(f"use {{}} {where}", []).append(name)
         elif "faster" not in payoff.gains:
             advice.setdefault(f"stay with {baseline}: {{}} is faster at no size", []).append(name)
-    texts = [text.format(fmt.listed(names)) for text, names in advice.items()]
+    texts = [text.format(fmt.listed(names, 3 if len(names) < 4 else 2))
+             for text, names in advice.items()]  # fmt: skip
     useful = [name for text, names in advice.items() if text.startswith("use") for name in names]
     texts += filter(None, (_price(useful, run), cases.channels_last(run)))
     return [Line("Do", "; ".join(texts))] if texts else []
 
 
 def _price(names: Sequence[str], run: Run) -> str:
-    """The relative errors at the largest size: "error 3.6e-04, 1.6e-06 in fp32 (8192)".
+    """The relative errors at the largest size: "error 3.6e-04, fp32 1.6e-06".
 
-    Of more than two precisions, the smallest and the largest.
+    Of more than two precisions, the largest.
     """
     for group in sorted(verdict.groups_of(run), key=lambda group: -group[0].flops):
         errors = {
@@ -337,11 +349,9 @@ def _price(names: Sequence[str], run: Run) -> str:
         }
         base = errors.pop("fp32", None)
         if errors and base is not None:
-            own = " and ".join(map(fmt.error, errors.values()))
-            if len(errors) > 2:
-                ends = (min(errors, key=lambda n: errors[n]), max(errors, key=lambda n: errors[n]))
-                own = " to ".join(f"{fmt.error(errors[name])} ({name})" for name in ends)
-            return f"error {own}, {fmt.error(base)} in fp32 ({fmt.size(group[0].case)})"
+            several = f"up to {fmt.error(max(errors.values()))}"
+            own = several if len(errors) > 2 else " and ".join(map(fmt.error, errors.values()))
+            return f"error {own}, fp32 {fmt.error(base)}"
     return ""
 
 
@@ -368,7 +378,7 @@ def _tables(run: Run) -> list[Part]:
         return [_sizes(run, shown), replace(others, level=VERBOSE)]
     if settings.rows and not own:
         return [*_shortened(settings), replace(others, level=VERBOSE)]
-    if others.rows and run.kind != "peak":
+    if others.rows:
         return _shortened(others)
     best = replace(_sizes(run, _best(run)), title="The highest rates")
     return [best, replace(others, level=VERBOSE)]

@@ -183,10 +183,10 @@ def report(run: Run, network: NetworkUse) -> Report:
 
 def _answer(
     run: Run, layers: Sequence[MeasuredLayer], what: str, compared: Mapping[str, Sequence[str]],
-    where: str, first: Sequence[str] = (),
+    where: str,
 ) -> list[Line]:  # fmt: skip
     """How long each precision takes and how many times as fast it is as its baselines, and why."""
-    texts, why, unclear = [*first], list[str](), dict[str, float]()
+    texts, why, unclear = list[str](), list[str](), dict[str, float]()
     for name, baselines in compared.items():
         known: list[str] = []
         took = ""
@@ -199,7 +199,7 @@ def _answer(
                 unclear[f"{name} against {baseline}"] = ratio.ruined_pct
                 continue
             took = f"{fmt.as_ms(1e3 * total)} ms{every.label.removeprefix('total')}"
-            if not known and name in PRECISIONS:
+            if not known:
                 of = f"{name} " * (len(compared) > 1)
                 why.append(f"{of}against {baseline} {_gainers(layers, name, baseline)}")
             known.append(f"{fmt.ratio(ratio)} {'as' if known else 'times as fast as'} {baseline}")
@@ -224,9 +224,10 @@ def _gainers(layers: Sequence[MeasuredLayer], name: str, baseline: str) -> str:
     for verdict in (*VERDICTS.values(), UNCLEAR):
         if some := by_gain.get(verdict):
             show = fmt.short_ratio if verdict == "faster" else fmt.ratio
-            named = ", ".join(f"{layer.label} {show(ratio)}" for layer, ratio in some[:2])
-            of = "" if said else f" of {fmt.count(len(found), 'layer')}"
             least = "least " * (len(some) > 2)
+            most = 1 if verdict == "faster" and least else 2
+            named = ", ".join(f"{layer.label} {show(ratio)}" for layer, ratio in some[:most])
+            of = "" if said else f" of {fmt.count(len(found), 'layer')}"
             said.append(f"{len(some)}{of} {verdict} ({least}{named})")
     return ", ".join(said)
 
@@ -344,14 +345,30 @@ def _answer_of_decode(
     """Of the fewest tokens; the table has the others."""
     first = rows[0]
     step, tokens, base_s = first["step"], first["tokens"], first["s"]
-    source = "datasheet" if run.ceiling("memory", "datasheet") else "a copy"
-    share = f", {first['share']:.0f} % of the bandwidth ({source})" if first["share"] else ""
-    text = f"{base}: the linear layers of a step of {fmt.count(tokens, 'token')} take "
+    library = next(r.case.backend for (_, name), r in step.results.items() if name == base)
+    source = "the datasheet" if run.ceiling("memory", "datasheet") else "a copy"
+    share = f", {first['share']:.0f} % of {source}'s bandwidth" if first["share"] else ""
+    text = f"{library} {base}: the linear layers of a step of {fmt.count(tokens, 'token')} take "
     text += f"{fmt.as_ms(1e3 * base_s)} ms{step.label.removeprefix('total')}"
-    text += f": {fmt.bandwidth(first['rate'])}{share}"
-    for i, bound in enumerate(dict.fromkeys(row["bound"] for row in rows if row["bound"])):
-        at = _spans([row["tokens"] for row in rows if row["bound"] == bound], by_tokens)
-        text += f"{', ' if i else '; bottleneck: '}{bound} at {at}"
+    text += f": {fmt.bandwidth(first['rate'])}{share} ({network.name}, {run.device_name})"
+    lines = [Line("", text)]
+    known, unclear = list[str](), dict[str, float]()
+    for name, ratio in first["ratios"].items():
+        shown = f"{library} {name}" if name in PRECISIONS else name
+        if ratio and ratio.ruined_pct:
+            unclear[shown] = ratio.ruined_pct
+        elif ratio:
+            known.append(f"{shown} {fmt.ratio(ratio)}")
+    lines += [Line("", f"times as fast: {', '.join(known)}")] if known else []
+    bounds = dict.fromkeys(row["bound"] for row in rows if row["bound"])
+    why = [
+        f"{bound} at {_spans([row['tokens'] for row in rows if row['bound'] == bound], by_tokens)}"
+        + " tokens" * (not i) for i, bound in enumerate(bounds)
+    ]  # fmt: skip
+    why = [", ".join(why)] if why else []
+    why += [f"{name}: {gainers}" for name in first["ratios"] if name in PRECISIONS
+            and (gainers := _gainers(by_tokens[tokens], name, base))]  # fmt: skip
+    lines += [Line("Why", cases.JOIN.join(why))] if why else []
     doubts = ["attention over the KV cache is not measured"]
     floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
     cast = {
@@ -360,13 +377,11 @@ def _answer_of_decode(
     }  # fmt: skip
     if cast:
         gains = ", ".join(f"{name} {fmt.times(times)}" for name, times in cast.items())
-        more = f" (with a launch more a layer: {gains} times as fast as {base})" * bool(floors)
-        doubts.append(f"FP8 inputs are cast before the time begins{more}")
+        more = f" (with a launch more a layer: {gains})" * bool(floors)
+        doubts.append(f"FP8 inputs are cast before{more}")
     if run.device.get("kind") == "cpu":
         doubts.append("a CPU says nothing of decode on a GPU")
-    compared = {name: [base] for name in first["ratios"]}
-    lines = _answer(run, by_tokens[tokens], "they", compared, network.name, [text])
-    return [*lines, Line("Doubt", cases.JOIN.join(doubts))]
+    return [*lines, *cases.no_verdict(unclear, alone=False), Line("Doubt", cases.JOIN.join(doubts))]
 
 
 def _by_layer(run: Run, layers: Sequence[MeasuredLayer], base: str) -> Part:

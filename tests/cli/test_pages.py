@@ -167,4 +167,7 @@ def test_several_files_are_a_line_each_and_one_page(
     assert "2 files, NVIDIA H200" in (tmp_path / "page.html").read_text(encoding="utf-8")
     for form in (["--csv"], ["--chart", str(tmp_path / "a.svg")]):
         assert main(["show", *files, *form]) == 2
+    capfd.readouterr()
+    assert main(["show", str(GEMM), "--csv", "-"]) == 2
+    assert "--csv prints the report, and takes no -" in capfd.readouterr().err
     assert main(["show", str(GEMM), "--ledger"]) == 2

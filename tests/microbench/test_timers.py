@@ -186,6 +186,16 @@ def test_a_blocks_clock_is_the_mean_of_all_its_batches(
     assert block.sm_clock_mhz == pytest.approx((1900 + 1600 + 1500) / 3)
 
 
+def test_where_a_gate_opens_too_early_the_launch_alone_is_not_accused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = FakeCard()
+    timer = timer_on(card, monkeypatch, "events", "warm")
+    monkeypatch.setattr(_Instruments, "gate_expired", True)
+    with pytest.raises(RuntimeError, match="or the CPU was too busy to launch in time"):
+        timer.block(lambda: card.launch(5e-6), 3)
+
+
 @pytest.mark.parametrize(
     ("end", "mhz"), [((1900, 9000, 3), 1800.0), ((1900, 9000, 4), None), ((40, 9000, 3), None)]
 )
