@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from samples import judge
-from samples.commands import ROOT, environment
+from samples.commands import environment
 from samples.images import flat_folder
 from samples.processes import MARK, marked, wait_for
 
@@ -214,43 +213,3 @@ def test_a_command_that_loses_the_exception_ends_and_leaves_no_lock_and_no_folde
         end = running.end(Running.speaks, signal.SIGTERM, to_all=False)
     assert (end.code, end.out, end.errors) == (143, "ready\nlast words\n", "")
     assert not list(folder.iterdir())
-
-
-SERVING = """
-import multiprocessing, sys, time
-from multiprocessing.connection import Listener
-from e2e.interrupts import share_sockets_folder
-from microbench.stopping import listen
-
-def serve():
-    listener = Listener(family="AF_UNIX")
-    print("serving", flush=True)
-    time.sleep(600)
-
-listen()
-if "shared" in sys.argv:
-    share_sockets_folder()
-if "alone" not in sys.argv:
-    child = multiprocessing.get_context("fork").Process(target=serve, daemon=True)
-    child.start()
-    child.join()
-"""
-
-
-@pytest.mark.parametrize("how", ["shared", "each its own"])
-def test_sockets_of_children_that_a_signal_ends_do_not_stay(tmp_path: Path, how: str) -> None:
-    # A socket's path has at most 107 bytes, and a folder of pytest's may take them.
-    with tempfile.TemporaryDirectory(prefix="s-") as folder:
-        with Running(("-c", SERVING, how), tmp_path, TMPDIR=folder) as running:
-            end = running.end(Running.speaks, signal.SIGTERM, to_all=True)
-        assert end.code == 143, end.errors
-        assert bool(os.listdir(folder)) is (how != "shared")
-
-
-def test_the_folder_of_sockets_goes_when_the_command_ends_by_itself(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SERVING, "shared", "alone"], cwd=ROOT, capture_output=True,
-        env=environment(TMPDIR=str(tmp_path)), text=True, check=True,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("", "")
-    assert not list(tmp_path.iterdir())
