@@ -33,7 +33,7 @@ class ImageFile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """Image files below the folder `root`; its tar shards are `root`/*.tar."""
+    """Image files below the folder `root`."""
 
     pictures: Sequence[ImageFile]
     root: Path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from PIL.ExifTags import Base
 from samples.feeding import drawn, message, opened, same
-from samples.images import encoded, flat, levels, noise, photo, put
+from samples.images import encoded, levels, noise, photo, put
 from samples.processes import is_gone, wait_for
 from torch import Tensor
 from torchvision.transforms import v2
@@ -78,7 +77,7 @@ def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) 
     said = message(lambda: small_arrays().load(LoadSpec(4, CPU, 1, "gpu-decode")))
     assert "takes image files (--data folder:DIR)" in said
     assert "for this data choose from synthetic, pinned, torchvision, resident" in said
-    assert "*.tar in the folder" in message(lambda: opened(root, "webdataset"))
+    assert "which returns its WebDataset" in message(lambda: opened(root, "webdataset"))
     assert "cannot train" in message(lambda: opened(root, "read"))
     said = message(lambda: opened(root, "torchvision-draft"))
     assert said.startswith("--loader torchvision-draft is gone; use torchvision")
@@ -277,44 +276,6 @@ def test_closing_ends_a_loader_that_hangs(root: Path, monkeypatch: pytest.Monkey
     (pid,) = feed.pids
     feed.close()
     assert is_gone(pid)
-
-
-# ---- shards
-
-
-def tar(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as file:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            file.addfile(member, io.BytesIO(content))
-
-
-@pytest.fixture
-def shards(root: Path) -> Path:
-    """The images once more in two shards, and in the second one four samples that are broken."""
-    for shard in range(2):
-        members: dict[str, bytes] = {}
-        for number in range(shard, 20, 2):
-            members[f"{number}.jpg"] = encoded(flat(10 * number))
-            members[f"{number}.cls"] = str(number % 2).encode()
-        if shard:
-            members |= {"cut.jpg": encoded(photo(1))[:300], "cut.cls": b"0"}
-            members |= {"other.jpg": encoded(photo(1)), "other.cls": b"7"}
-            members |= {"lone.jpg": encoded(photo(1)), "none.cls": b"1"}
-        tar(root / f"{shard}.tar", members)
-    return root
-
-
-def test_every_image_of_shards_comes_and_broken_ones_are_told(shards: Path) -> None:
-    pytest.importorskip("webdataset")
-    data = opened(shards, "webdataset")
-    batches = drawn(data.load(LoadSpec(12, CPU, 1)), 40)
-    assert set(numbers(batches)) == set(range(20))
-    assert all(images.shape == (12, 3, 16, 16) for images, _ in batches)
-    order = torch.cat([classes for _, classes in batches]).tolist()
-    assert order == [number % 2 for number in numbers(batches)]
-    assert broken_note(data).startswith("4 broken images left out: 1.tar/")
 
 
 # ---- gpu-decode without a GPU

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Backend:
     """How files or arrays become batches: by a module of this package.
 
-    `sources` are what it takes: "files", "arrays", "shards", "own". `processes`: it has workers.
+    `sources` are what it takes: "files", "arrays", "own". `processes`: it has workers.
     `trains`: its batches can be trained on. `on_gpu`: it makes them on the GPU, beside the
     training. `own_order`: not the one that ranks share.
     """
@@ -67,11 +67,6 @@ LOADERS: dict[str, Backend] = {
         "gpu_decode", "workers read files; the GPU decodes, crops, resizes and flips", ("files",),
         on_gpu=True,
     ),
-    "webdataset": Backend(
-        "shards",
-        "workers read tar shards in sequence, then as torchvision",
-        ("shards",), own_order=True,
-    ),
     "dali": Backend(
         "dali", "NVIDIA DALI decodes and crops on the GPU", ("files",), on_gpu=True, own_order=True
     ),
@@ -87,12 +82,13 @@ LOADERS: dict[str, Backend] = {
 
 
 # Names in older run files, and what to use instead.
-RETIRED = dict.fromkeys(("torchvision-io", "torchvision-draft"), "torchvision")
+RETIRED = dict.fromkeys(
+    ("torchvision-io", "torchvision-draft"), "torchvision, or gpu-decode to decode on the GPU"
+) | {"webdataset": "--data module:function, which returns its WebDataset"}
 
 _NEEDED = {
     "files": "image files (--data folder:DIR)",
     "arrays": "images in memory (--data cifar10:DIR, generated)",
-    "shards": "tar shards (*.tar in the folder)",
     "own": "data of your own (--data module:function)",
 }
 
@@ -100,20 +96,14 @@ _NEEDED = {
 def _fits(backend: Backend, source: Source) -> bool:
     from e2e.data.types import Arrays
 
-    if isinstance(source, Arrays):
-        return "arrays" in backend.sources
-    return "files" in backend.sources or (
-        "shards" in backend.sources and any(source.root.glob("*.tar"))
-    )
+    return ("arrays" if isinstance(source, Arrays) else "files") in backend.sources
 
 
 def check_name(name: str, option: str = "--loader") -> None:
     """UserError for a name that is neither in FIXED nor in LOADERS."""
     names = [*FIXED, *LOADERS]
     if name in RETIRED:
-        raise UserError(
-            f"{option} {name} is gone; use {RETIRED[name]}, or gpu-decode to decode on the GPU"
-        )
+        raise UserError(f"{option} {name} is gone; use {RETIRED[name]}")
     if name not in names:
         raise UserError(
             f"{option}: unknown {name!r}; choose from {', '.join(names)}"

@@ -5,7 +5,7 @@ The transforms take a Pillow image or uint8 [3, H, W], and return uint8 [3, *siz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -108,19 +108,15 @@ def together(samples: Sequence[Sample]) -> Batch:
 
 
 class ImageLoader(Workers):
-    """Waits for its workers' batch, copies it, and normalises on the device.
-
-    The dataset is of samples, in an order that `batches` has, or of whole batches without it.
-    """
+    """Waits for its workers' batch, copies it, and normalises on the device."""
 
     def __init__(
-        self, dataset: Dataset[Any], source: Source, spec: LoadSpec,
-        batches: Iterable[list[SeededIndex]] | None,
-    ) -> None:  # fmt: skip
-        options: dict[str, Any] = dict(batch_size=None)
-        if batches is not None:
-            options = dict(batch_sampler=batches, collate_fn=together)
-        super().__init__(dataset, spec, batch_bytes=spec.batch_bytes, pinned=spec.pinned, **options)
+        self, dataset: Dataset[Sample], count: int, source: Source, spec: LoadSpec
+    ) -> None:
+        super().__init__(
+            dataset, spec, batch_bytes=spec.batch_bytes, pinned=spec.pinned, collate_fn=together,
+            batch_sampler=Shuffled(count, spec.batch, spec.seed, spec.share),
+        )  # fmt: skip
         self._source = source
         self._placer = Placer(spec.device, spec.normal)
 
@@ -145,7 +141,7 @@ def open_loader(source: Source, spec: LoadSpec) -> ImageLoader:
     else:
         samples = ImageDataset(source.pictures, random_crop(spec.size), cold=spec.cold)
         count = len(source.pictures)
-    return ImageLoader(samples, source, spec, Shuffled(count, spec.batch, spec.seed, spec.share))
+    return ImageLoader(samples, count, source, spec)
 
 
 def once(pictures: Sequence[ImageFile], spec: LoadSpec, cut: Crop | None = None) -> Iterator[Batch]:

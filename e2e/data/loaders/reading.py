@@ -5,7 +5,6 @@ A cold read drops the file from the page cache first, where the system can do th
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 import warnings
@@ -65,11 +64,9 @@ def cold_missing(source: Source) -> str | None:
     """Why the files of a source cannot be read cold, or None; tried with a few readable ones."""
     if isinstance(source, Arrays):
         return "no cold reads: these images lie in memory"
-    pictures = source.pictures[:: max(1, len(source.pictures) // TRIED)][:TRIED]
-    shards = itertools.islice(source.root.glob("*.tar"), TRIED)
-    for path in [*(picture.path for picture in pictures), *shards]:
+    for picture in source.pictures[:: max(1, len(source.pictures) // TRIED)][:TRIED]:
         with suppress(OSError):
-            reason = cannot_drop(path)
+            reason = cannot_drop(picture.path)
             if reason:
                 return reason
     return None
