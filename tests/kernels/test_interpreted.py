@@ -94,36 +94,27 @@ DATA = {
         PERSISTENT_CONV: ("3x3", "dilation 2", "1x1", "1x1 padded", "1x7"),
         "conv_persistent/8x1x1x16x16/s2/w4": ("padding 3", "many images"),
     },
-    "tf32": {GATHER: ("3x2/2 unaligned",), PERSISTENT_CONV: ("3x3",)},
     "fp8-e4m3": {
         "conv_gather/1x1x32x16x64/s2/w4": ("3x2/2 unaligned",),
         "conv_persistent/1x4x8x32x32/s2/w4/sub4": ("many images",),
     },
 }  # fmt: skip
 WEIGHTS = {
-    "fp16": {
-        "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2": ("3x3/2 odd", "1x1", "stride 2 dilation 2", "1x7"),
-        "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1": ("3x3 unaligned", "padding 3"),
-        "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1/padded": ("3x3",),
-        "wgrad_tma/16x1x64x32/t3/r4/s2/w4/x2": ("dilation 2", "3x3/3"),
-        "wgrad_tma/16x1x64x32/t1/r2/s2/w4/x20": ("1x1/2",),
-        "wgrad_gather/1x32x64x128/t1/r1/s2/w4/x1": ("7x7/2 of 3", "one column"),
-        "wgrad_gather/1x16x32x128/t1/r1/s2/w4/x3": ("3x3/2", "padding 3", "dilation 2"),
-        "wgrad_gather/1x32x64x32/t1/r1/s2/w4/x2": ("3x2/2 unaligned", "1x1", "3x5 by axis"),
-        "wgrad_exchanged/1x32x64x32/t1/r1/s2/w4/x1": ("3x3 to 5",),
-        "wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2": ("5x5 of 20 to 8", "3x3 unaligned"),
-    },
-    "tf32": {
-        "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2": ("3x2/2 unaligned",),
-        "wgrad_gather/1x32x64x128/t1/r1/s2/w4/x1": ("3x3/2 odd",),
-        "wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2": ("3x3 to 5",),
-    },
+    "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2": ("3x3/2 odd", "1x1", "stride 2 dilation 2", "1x7"),
+    "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1": ("3x3 unaligned", "padding 3"),
+    "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1/padded": ("3x3",),
+    "wgrad_tma/16x1x64x32/t3/r4/s2/w4/x2": ("dilation 2", "3x3/3"),
+    "wgrad_tma/16x1x64x32/t1/r2/s2/w4/x20": ("1x1/2",),
+    "wgrad_gather/1x32x64x128/t1/r1/s2/w4/x1": ("7x7/2 of 3", "one column"),
+    "wgrad_gather/1x16x32x128/t1/r1/s2/w4/x3": ("3x3/2", "padding 3", "dilation 2"),
+    "wgrad_gather/1x32x64x32/t1/r1/s2/w4/x2": ("3x2/2 unaligned", "1x1", "3x5 by axis"),
+    "wgrad_exchanged/1x32x64x32/t1/r1/s2/w4/x1": ("3x3 to 5",),
+    "wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2": ("5x5 of 20 to 8", "3x3 unaligned"),
 }  # fmt: skip
 CONVS = (
     *((label, which, precision, name) for precision, labels in DATA.items()
       for label, names in labels.items() for name in names for which in ("fprop", "dgrad")),
-    *((label, "wgrad", precision, name) for precision, labels in WEIGHTS.items()
-      for label, names in labels.items() for name in names),
+    *((label, "wgrad", "fp16", name) for label, names in WEIGHTS.items() for name in names),
 )  # fmt: skip
 LONG = (  # as if tensors had more elements than 32 bits count
     *((GATHER, which, "fp16", "3x2/2 unaligned") for which in ("fprop", "dgrad")),

@@ -120,10 +120,8 @@ def _inside(d: Any, at: Sequence[int]) -> list[tuple[int, int]]:
 
 def _store(a: Any, sums: torch.Tensor, parity: int, start: int, at: Sequence[int]) -> None:
     if a.WORD == 0:
-        head = a.N0 // a.SUBTILES
-        parts = [("y", i * head, head) for i in range(a.SUBTILES)]
-        parts += [("t", a.N0, a.N1)] * (a.N1 > 0)
-        for name, first, width in parts:
+        parts = ("y", 0, a.N0), ("t", a.N0, a.N1)
+        for name, first, width in parts[: 1 + (a.N1 > 0)]:
             d = getattr(a, f"{name}{parity}")
             assert d.block_shape[-1] == width
             box = sums[:, first : first + width].reshape(d.block_shape)

@@ -18,7 +18,7 @@ from kernels.tune import NONE, Configurations
 
 ConvConfig = data_configs.DataConfig | wgrad_configs.WgradConfig
 
-PRECISIONS = ("fp16", "bf16", "tf32", "fp8-e4m3")
+PRECISIONS = ("fp16", "bf16", "fp8-e4m3")
 KERNELS = (*data_configs.KERNELS, *wgrad_configs.KERNELS)
 
 

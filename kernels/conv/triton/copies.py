@@ -47,7 +47,7 @@ def pad_pixels(
 
 @triton.jit
 def swap_filters(w, swapped, K, TAPS, C, BK: tl.constexpr, BC: tl.constexpr):
-    """w[K, TAPS, C] -> swapped[C, TAPS, K]: tf32's and fp8's wgmma want K-major operands."""
+    """w[K, TAPS, C] -> swapped[C, TAPS, K]: fp8's wgmma wants K-major operands."""
     k = tl.program_id(0).to(tl.int64) * BK + tl.arange(0, BK)
     c = tl.program_id(1).to(tl.int64) * BC + tl.arange(0, BC)
     tap = tl.program_id(2)
@@ -75,7 +75,7 @@ def weights_of(
 ) -> tuple[torch.Tensor, tuple[int, int], bool, Sequence[Step]]:
     """(weights [outer, taps, inner], both sizes, whether inner is what is added up, steps).
 
-    dgrad has them the other way round, which wgmma reads of 16 bits alone: others are exchanged.
+    dgrad has them the other way round, which wgmma reads of 16 bits alone: fp8's are exchanged.
     """
     weights, steps = operands.w, ()
     if problem.dgrad and problem.element_bytes == 2:

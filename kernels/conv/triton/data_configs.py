@@ -38,9 +38,9 @@ class DataConfig:
     """One way to run a kernel.
 
     A tile, or `box`, has these images, rows and columns, and `bk` output channels; `bc` channels
-    are added up at a time; `stages` the tiles of the operands that are buffered. A tile is stored
-    in `epilogue_subtiles` parts; `per_sm` programs of a persistent kernel share an SM. `padded`:
-    conv_gluon reads a copy whose pixels start on lines, or powers of two within one.
+    are added up at a time; `stages` the tiles of the operands that are buffered. conv_persistent
+    stores a tile in `epilogue_subtiles` parts; `per_sm` programs share an SM. `padded`: conv_gluon
+    reads a copy whose pixels start on lines, or powers of two within one.
     """
 
     kernel: str
@@ -275,7 +275,6 @@ def boxes(pixels: int, problem: ImplicitGemm, kernel: str) -> list[tuple[int, in
 
 def _persistent(problem: ImplicitGemm) -> Iterator[DataConfig]:
     line = LINE_BYTES // problem.element_bytes
-    wide = max(1, problem.element_bytes // 2)
     widest = max(64, power_of_two(problem.k))
     for pixels, bk, lines, stages, warps, epilogue_subtiles in _TILES:
         bc = lines * line
@@ -285,7 +284,7 @@ def _persistent(problem: ImplicitGemm) -> Iterator[DataConfig]:
         if bc < _least_depth(problem):
             continue
         for box in boxes(pixels, problem, PERSISTENT):
-            config = DataConfig(PERSISTENT, *box, bk, bc, stages, warps, epilogue_subtiles * wide)
+            config = DataConfig(PERSISTENT, *box, bk, bc, stages, warps, epilogue_subtiles)
             yield config
             if warps == 4:
                 yield replace(config, per_sm=2, stages=min(stages, 4))
@@ -308,8 +307,8 @@ def _persistent_valid(config: DataConfig, problem: ImplicitGemm, capability: Cap
 MOST_STRIDE = 2  # a view of the tensor for each parity of rows and columns: four
 LEAST_WIDTH = 16  # output channels of an accumulator
 WGMMA_BYTES = 32  # of the channels that one wgmma multiplies
-# Pixels, warps, parts that a tile is stored in, programs on an SM; then stages are those that fit.
-GLUON_TILES = ((128, 8, 1, 1), (256, 8, 1, 1), (256, 8, 2, 1), (64, 4, 1, 2), (128, 8, 1, 2))
+# Pixels, warps, programs on an SM; then stages are those that fit.
+GLUON_TILES = ((128, 8, 1), (256, 8, 1), (64, 4, 2), (128, 8, 2))
 WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)  # output channels of a tile
 WIDTHS_KEPT, WORST_WIDTH = 4, 1.35  # of the clocks of the best
 STAGES = (6, 3)  # at most, at least
@@ -352,7 +351,7 @@ def _gluon_valid(config: DataConfig, problem: ImplicitGemm, capability: Capabili
     deep = _power(config.bc) and WGMMA_BYTES <= line <= LINE_BYTES
     rows = 16 * config.warps  # of a wgmma of each warpgroup
     whole = all(map(_power, config.box)) and config.pixels % rows == 0
-    shared = config.warps in (4, 8) and config.epilogue_subtiles in (1, 2)
+    shared = config.warps in (4, 8) and config.epilogue_subtiles == 1
     copied = not config.padded or problem.pixel(padded=True) != problem.pixel(padded=False)
     return widths and deep and whole and shared and copied and _room(config, problem, capability)
 
@@ -361,7 +360,7 @@ def _gluon_shared_memory(config: DataConfig, problem: ImplicitGemm) -> int:
     first, second = split_n(config.bk)
     stage = (config.pixels + config.bk) * config.bc
     idle = LEAST_WIDTH * config.bc if not second else 0  # the kernel has a buffer even for none
-    staged = config.pixels * (first // config.epilogue_subtiles + max(second, LEAST_WIDTH))
+    staged = config.pixels * (first + max(second, LEAST_WIDTH))
     return (config.stages * stage + idle + staged) * problem.element_bytes + BARRIERS
 
 
@@ -386,14 +385,14 @@ def _gluon(problem: ImplicitGemm) -> Iterator[DataConfig]:
     copies = problem.pixel(padded=True) != problem.pixel(padded=False)
     bc = min(LINE_BYTES // size, max(WGMMA_BYTES // size, power_of_two(problem.c)))
     for bk in _widths(problem):
-        for pixels, warps, epilogue_subtiles, per_sm in GLUON_TILES:
+        for pixels, warps, per_sm in GLUON_TILES:
             sums = pixels * bk // (32 * warps)
             most = MOST_ACCUMULATORS if warps == 4 or per_sm == 1 else MOST_ACCUMULATORS_OF_TWO
             if word(problem.k, size) == 1:
                 most = min(most, MOST_ACCUMULATORS_OF_SINGLES)
-            if sums > most or (epilogue_subtiles > 1 and split_n(bk)[0] < 2 * LEAST_WIDTH):
+            if sums > most:
                 continue
-            empty = DataConfig(GLUON, 1, 1, pixels, bk, bc, 0, warps, epilogue_subtiles, per_sm)
+            empty = DataConfig(GLUON, 1, 1, pixels, bk, bc, 0, warps, per_sm=per_sm)
             left = HOPPER.sm_shared_bytes // per_sm - HOPPER.block_reserve_bytes
             left -= _gluon_shared_memory(empty, problem)
             stages = left // ((pixels + bk) * bc * size)

@@ -88,8 +88,7 @@ def conv_persistent(
     R: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr,
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     BN: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
-    K_MAJOR: tl.constexpr, FLIP: tl.constexpr, SKIP: tl.constexpr, INPUT_PRECISION: tl.constexpr,
-    SUBTILES: tl.constexpr,
+    K_MAJOR: tl.constexpr, FLIP: tl.constexpr, SKIP: tl.constexpr, SUBTILES: tl.constexpr,
     tiles, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """A convolution of stride 1, by at most PROGRAMS programs, each with several tiles.
@@ -121,7 +120,7 @@ def conv_persistent(
             a = _weights(weights, tap, k, c, C, K, K_MAJOR)
             window = x.load([n, h + r * DIL_H - PAD_H, w + s * DIL_W - PAD_W, c])
             b = tl.reshape(window, (BN * BH * BW, BC))
-            acc = tl.dot(a, b.T, acc, input_precision=INPUT_PRECISION)
+            acc = tl.dot(a, b.T, acc)
         stored += PROGRAMS
         n, h, w, k = _corner(stored, tiles_k, tiles_w, tiles_h, BN, BH, BW, BK)
         _store(y, acc, n, h, w, k, BN, BH, BW, BK, SUBTILES)
@@ -134,7 +133,7 @@ def conv_gather(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    DGRAD: tl.constexpr, INDEX: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+    DGRAD: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Any shape on any GPU, without a copy: loads through pointers, masked.
 
@@ -183,6 +182,6 @@ def conv_gather(
         a = tl.load(x + at, inside & summed, other=0.0)
         in_w = k + (c.to(INDEX) * (R * S) + tap) * K if DGRAD else k.to(INDEX) * DEPTH + d
         b = tl.load(weights + in_w, summed & (k < K), other=0.0)
-        acc = tl.dot(a, b.T, acc, input_precision=INPUT_PRECISION)
+        acc = tl.dot(a, b.T, acc)
     k_row = tl.program_id(0) % tiles_k * BK + tl.arange(0, BK)[None, :]
     tl.store(y + pixel * K + k_row, acc.to(y.dtype.element_ty), real & (k_row < K))

@@ -14,7 +14,7 @@ from kernels.conv.triton import data_kernels as jit
 from kernels.conv.triton.copies import weights_of
 from kernels.conv.triton.data_configs import GATHER, DataConfig, skips, tiles
 from kernels.conv.triton.problem import ImplicitGemm
-from kernels.triton_util import MAX_BOX, MAX_INDEX, Step, input_precision, options
+from kernels.triton_util import MAX_BOX, MAX_INDEX, Step, options
 
 
 def bind(
@@ -36,7 +36,7 @@ def _gather(config: DataConfig, operands: ConvOperands, problem: ImplicitGemm) -
     args = (
         source, operands.w, operands.output, s.n * out[0] * out[1], *image, *out,
         problem.k, problem.c, s.r, s.s, *s.strides, *s.dilations, *s.paddings,
-        *config.tile, problem.dgrad, index, input_precision(problem.precision),
+        *config.tile, problem.dgrad, index,
     )  # fmt: skip
     grid = (tiles(config, problem),)
     return Step(jit.conv_gather, grid, args, options(config.stages, config.warps))
@@ -59,8 +59,7 @@ def _persistent(
         ceil(problem.k / config.bk), ceil(columns / config.box[2]), ceil(rows / config.box[1]),
         *problem.image[1:], problem.c, problem.k, s.r, s.s, ceil(problem.c / config.bc),
         *s.dilations, *problem.pads, *config.box, config.bk, config.bc, k_major, problem.dgrad,
-        skips(config, problem), input_precision(problem.precision), config.epilogue_subtiles, count,
-        programs,
+        skips(config, problem), config.epilogue_subtiles, count, programs,
     )  # fmt: skip
     grid = (min(count, programs),)
     launch = Step(jit.conv_persistent, grid, args, options(config.stages, config.warps))

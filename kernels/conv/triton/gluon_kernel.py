@@ -261,43 +261,11 @@ def _store(
 
 
 @gluon.jit
-def _store_tile(
-    ys, ys1, out, staging, acc0, acc1, sizes, parity, start, n, h, w, k,
-    BM: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr,
-    SUBTILES: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr,
-):  # fmt: skip
-    """Write both sums of a tile. In two SUBTILES the first takes half the shared memory."""
-    staging_0, staging_1 = staging
-    HALF: gl.constexpr = N0 // SUBTILES
-    if SUBTILES > 1:
-        left, right = acc0.reshape([BM, 2, HALF]).permute((0, 2, 1)).split()
-        _store(
-            ys, out, staging_0, left, sizes, parity, start, n, h, w, k,
-            BM, BH, BW, HALF, PARITIES, WORD, False,
-        )  # fmt: skip
-    else:
-        _store(
-            ys, out, staging_0, acc0, sizes, parity, start, n, h, w, k,
-            BM, BH, BW, N0, PARITIES, WORD, False,
-        )  # fmt: skip
-    if N1 > 0:
-        _store(
-            ys1, out, staging_1, acc1, sizes, parity, start, n, h, w, k + N0,
-            BM, BH, BW, N1, PARITIES, WORD, True,
-        )  # fmt: skip
-    if SUBTILES > 1:
-        _store(
-            ys, out, staging_0, right, sizes, parity, start, n, h, w, k + HALF,
-            BM, BH, BW, HALF, PARITIES, WORD, False,
-        )  # fmt: skip
-
-
-@gluon.jit
 def _consumer(
     ys, ys1, out, table, starts, sizes, buffers, staging, barriers, tiles, grid,
     BN: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BC: gl.constexpr, STEPS: gl.constexpr,
     LAST: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, STAGES: gl.constexpr,
-    SUBTILES: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr, K_MAJOR: gl.constexpr,
+    PARITIES: gl.constexpr, WORD: gl.constexpr, K_MAJOR: gl.constexpr,
 ):  # fmt: skip
     empty = barriers[1]
     BM: gl.constexpr = BN * BH * BW
@@ -336,10 +304,16 @@ def _consumer(
                 step += 1
         acc0, acc1 = _wait(acc0, acc1, 0, N1)
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=step > first)
-        _store_tile(
-            ys, ys1, out, staging, acc0, acc1, sizes, parity, gl.load(starts + 5 + parity),
-            n, h, w, k, BM, BH, BW, N0, N1, SUBTILES, PARITIES, WORD,
+        start = gl.load(starts + 5 + parity)
+        _store(
+            ys, out, staging[0], acc0, sizes, parity, start, n, h, w, k,
+            BM, BH, BW, N0, PARITIES, WORD, False,
         )  # fmt: skip
+        if N1 > 0:
+            _store(
+                ys1, out, staging[1], acc1, sizes, parity, start, n, h, w, k + N0,
+                BM, BH, BW, N1, PARITIES, WORD, True,
+            )  # fmt: skip
     tma.store_wait(0)
 
 
@@ -349,16 +323,14 @@ def conv_gluon(
     N, H, W, words, tiles, of_parity, tiles_k, tiles_w, tiles_h,
     BN: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BC: gl.constexpr, STEPS: gl.constexpr,
     LAST: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, STAGES: gl.constexpr,
-    SUBTILES: gl.constexpr, VIEWS: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr,
-    K_MAJOR: gl.constexpr,
+    VIEWS: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr, K_MAJOR: gl.constexpr,
 ):  # fmt: skip
     """out[N, H, W, K] of one pass, in `tiles` tiles of BN x BH x BW pixels; a program has several.
 
     x0 to x3: descriptors of VIEWS views of the input, [n, h, w, c] in boxes [BN, BH, BW, BC];
     w0, w1: the weights [K, taps, C] (K_MAJOR) or [C, taps, K], boxes of N0 and N1
-    output channels by BC; y0 to y3, t0 to t3: PARITIES views of the output in boxes of N0/SUBTILES
-    and N1 channels, or None where WORD > 0: out is then written through pointers, K being
-    words * WORD.
+    output channels by BC; y0 to y3, t0 to t3: PARITIES views of the output in boxes of N0 and N1
+    channels, or None where WORD > 0: out is then written through pointers, K being words * WORD.
     table: int32 (view, row, column, tap) of each tap; starts: the first entry of each parity (five
     numbers), then 2 * row + column of each parity's first pixel. STEPS blocks of BC channels cover
     C, of the last only LAST channels are multiplied.
@@ -372,9 +344,7 @@ def conv_gluon(
         x0.dtype, [STAGES if N1 > 0 else 1] + w1.block_shape, w1.layout
     )
     staging_0 = gl.allocate_shared_memory(
-        DTYPE,
-        [BM, N0 // SUBTILES],
-        gl.NVMMASharedLayout.get_default_for([BM, N0 // SUBTILES], DTYPE),
+        DTYPE, [BM, N0], gl.NVMMASharedLayout.get_default_for([BM, N0], DTYPE)
     )
     staging_1 = gl.allocate_shared_memory(
         DTYPE, [BM, N1_BUFFER], gl.NVMMASharedLayout.get_default_for([BM, N1_BUFFER], DTYPE)
@@ -394,7 +364,7 @@ def conv_gluon(
         (_consumer, (
             (y0, y1, y2, y3), (t0, t1, t2, t3), out, table, starts, (N, H, W, words), buffers,
             staging, barriers, tiles, grid, BN, BH, BW, BC, STEPS, LAST, N0, N1, STAGES,
-            SUBTILES, PARITIES, WORD, K_MAJOR,
+            PARITIES, WORD, K_MAJOR,
         )),
         (_loader, (
             (x0, x1, x2, x3), (w0, w1), table, starts, buffers, barriers, tiles, grid,

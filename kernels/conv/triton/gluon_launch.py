@@ -27,7 +27,7 @@ from kernels.gpus import HOPPER
 from kernels.triton_util import Step, split_n
 
 VIEWS = MOST_STRIDE**2  # arguments that the kernel has for views
-DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
+DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 Tap = tuple[tuple[int, int], int, int, int]
 
@@ -73,12 +73,12 @@ def bind(
     args = (
         *_four(inputs),
         weights(n0), weights(n1 or LEAST_WIDTH),
-        *stored(n0 // config.epilogue_subtiles), *stored(n1),
+        *stored(n0), *stored(n1),
         operands.output, *_tables(parts, used, x.device),
         *problem.whole_output, problem.k // (single or 1),
         count, blocks_n * blocks_h * blocks_w * blocks_k, blocks_k, blocks_w, blocks_h,
         *config.box, config.bc, *depths(problem.c, config.bc, problem.element_bytes),
-        n0, n1, config.stages, config.epilogue_subtiles, len(used), len(parts), single, k_major,
+        n0, n1, config.stages, len(used), len(parts), single, k_major,
     )  # fmt: skip
     options = {"num_warps": config.warps}
     if config.per_sm > 1:

@@ -152,11 +152,7 @@ def _step_bytes(config: WgradConfig, problem: ImplicitGemm) -> int:
 
 
 def shared_memory(config: WgradConfig, problem: ImplicitGemm) -> int:
-    buffers = config.stages * _step_bytes(config, problem)
-    size = problem.element_bytes
-    if config.kernel == TMA and size > 2:  # transposed for wgmma, by registers
-        buffers += config.pixels * config.bc * config.taps * size
-    return buffers + BARRIERS
+    return config.stages * _step_bytes(config, problem) + BARRIERS
 
 
 def weight_tiles(config: WgradConfig, problem: ImplicitGemm) -> int:
@@ -190,16 +186,14 @@ def _resident(config: WgradConfig, problem: ImplicitGemm) -> int:
 
 # ------------------------------------------------------------ what a configuration costs
 
-TRANSPOSED_SLOWDOWN = 2.0  # tf32 through registers
 REGISTERS_SLOWDOWN = 1.3  # dy through registers: a step of several images and columns
 SCATTERED = 1.3  # of DRAM: single pixels of few channels, each from another page
 
 
 def _cost(config: WgradConfig, problem: ImplicitGemm, sm_count: int) -> float:
     shape, size, split = problem.shape, problem.element_bytes, config.split_k > 1
-    slowdown = TRANSPOSED_SLOWDOWN if size > 2 else 1.0
-    if config.kernel == TMA and min(config.images, config.columns) > 1:
-        slowdown *= REGISTERS_SLOWDOWN
+    by_registers = config.kernel == TMA and min(config.images, config.columns) > 1
+    slowdown = REGISTERS_SLOWDOWN if by_registers else 1.0
     depth = config.rows * config.pixels
     loaded = _step_bytes(config, problem) / (depth * (config.bk + config.taps * config.bc))
     apart = _pixels_apart(config, problem)
@@ -277,7 +271,6 @@ TILES = {
     3: ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8)),
 }  # fmt: skip
 REGISTER_TILES = {1: ((64, 64, 4), (64, 128, 4)), 3: ((64, 64, 4),)}
-TRANSPOSED_TILES = ((64, 64, 4), (128, 64, 4), (128, 64, 8))  # tf32
 
 
 def _tma(problem: ImplicitGemm) -> Iterator[WgradConfig]:
@@ -288,11 +281,7 @@ def _tma(problem: ImplicitGemm) -> Iterator[WgradConfig]:
     for (images, columns, rows), taps in product(_steps_of_pixels(problem), TILES):
         if (taps > 1 and shape.r != taps) or (taps == 1 < rows and columns > 16):
             continue
-        if problem.element_bytes > 2:
-            listed = TRANSPOSED_TILES if taps == 1 else ()
-        else:
-            listed = (REGISTER_TILES if min(images, columns) > 1 else TILES)[taps]
-        for bk, bc, warps in listed:
+        for bk, bc, warps in (REGISTER_TILES if min(images, columns) > 1 else TILES)[taps]:
             if bk > max(64, k) or bc > max(64, c):
                 continue
             base = WgradConfig(TMA, images, columns, bk, bc, taps, rows, 1, warps, 1)

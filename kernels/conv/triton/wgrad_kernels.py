@@ -49,7 +49,6 @@ def wgrad_tma(
     x, x_odd, dy, out, N, P, Q, C, K, S, blocks_r, split_k, split_elements, pad_h, pad_w, apart,
     BN: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, DIL: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """TAPS kernel rows r at one kernel column s, over one of `split_k` parts of the pixels.
 
@@ -107,9 +106,7 @@ def wgrad_tma(
             sums = ()
             for r in tl.static_range(TAPS):
                 image = images[j * STRIDE + r * DIL]
-                sums = sums + (
-                    tl.dot(gradients[j], image, accs[r], input_precision=INPUT_PRECISION),
-                )
+                sums = sums + (tl.dot(gradients[j], image, accs[r]),)
             accs = sums
 
     R = blocks_r * TAPS
@@ -125,7 +122,7 @@ def wgrad_gather(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
-    EXCHANGED: tl.constexpr, INDEX: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+    EXCHANGED: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Any shape, any GPU, without a copy: masked loads through pointers, BP pixels a step.
 
@@ -166,7 +163,7 @@ def wgrad_gather(
         inside = (h >= 0) & (h < H) & (w >= 0) & (w < W) & real & (column < COLUMNS)
         a = tl.load(dy + pixel * K + k, real & (k < K), other=0.0)
         b = tl.load(x + ((image * H + top) * W + left) * C + away, inside, other=0.0)
-        acc = tl.dot(a.T, b, acc, input_precision=INPUT_PRECISION)
+        acc = tl.dot(a.T, b, acc)
     k_row = first_k + tl.arange(0, BK)[:, None]
     if EXCHANGED:
         where = ((column - tap * C).to(tl.int64) * (R * S) + (R * S - 1 - tap)) * K + k_row

@@ -15,7 +15,7 @@ from kernels.conv.triton import wgrad_kernels as jit
 from kernels.conv.triton.copies import padded
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.conv.triton.wgrad_configs import EXCHANGED, TMA, WgradConfig, seen, tiles
-from kernels.triton_util import MAX_INDEX, Step, input_precision, options, power_of_two
+from kernels.triton_util import MAX_INDEX, Step, options, power_of_two
 
 REDUCE_SPLIT_K, REDUCE_ELEMENTS = 16, (32, 128)  # a program adds up: at once, (least, most)
 
@@ -41,7 +41,6 @@ def bind(
         product, (copies, args) = jit.wgrad_tma, _tma_args(config, operands, out)
     else:
         product, copies, args = jit.wgrad_gather, (), _gather_args(config, operands, out)
-    args = (*args, input_precision(problem.precision))
     grid = (tiles(config, problem),)
     steps = [*copies, Step(product, grid, args, options(config.stages, config.warps))]
     if config.split_k > 1:
