@@ -277,10 +277,10 @@ class Training:
     `bound` is Amdahl's: the speed-up of the base's step if its GEMMs and convolutions took no time.
     `causes` say what would make the step faster, and why it is no faster.
 
-    Of memory, None on a CPU: `memory_peak_bytes` is the most that was allocated,
-    `memory_reserved_bytes` the most that torch kept for itself; the process uses
-    `memory_process_bytes` by NVML with all its cases. `model_bytes` are parameters and buffers,
-    `checkpoint_bytes` a file of them with the optimizer's state. `float8_layers` of its
+    Of memory, None on a CPU: `memory_peak_bytes` is the most that was allocated; the process uses
+    `memory_process_bytes` by NVML with all its cases. `model_bytes` are parameters and buffers.
+    Older files have `memory_reserved_bytes`, the most that torch kept for itself, and
+    `checkpoint_bytes`, a file of the model with the optimizer's state. `float8_layers` of its
     `linear_layers` multiply in FP8; None for other recipes. `fp8_gains` are what those were chosen
     by, where some were.
 

@@ -177,15 +177,6 @@ class RecipeOptimizer:
         scaler: Any = vars(self.scaler)  # which makes these two at its first step
         yield from (scaler[name] for name in SCALE if scaler.get(name) is not None)
 
-    def checkpoint(self) -> dict[str, Any]:
-        """Its part of a checkpoint; masters only where the weights are not their own."""
-        saved: dict[str, Any] = {"optimizer": self.torch_optimizer.state_dict()}
-        if self.scaler.is_enabled():
-            saved["scaler"] = self.scaler.state_dict()
-        if self._pairs:
-            saved["masters"] = [master for _, master in self._pairs]
-        return saved
-
     @torch.no_grad()
     def restart(self, length: int | None = None) -> None:
         """Begin again from the weights as they are now; its tensors are reset in place.

@@ -279,10 +279,6 @@ class Trainer:
         tensors = [tensor for tensor in tensors_in(values) if tensor.is_floating_point()]
         return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all().item())
 
-    def checkpoint(self) -> dict[str, Any]:
-        """All that a training needs to go on: weights, masters, optimizer, loss scale."""
-        return {"model": self.module.state_dict(), **self.optimizer.checkpoint()}
-
     def set_backend_flags(self) -> None:
         """Set this process's TF32 and cuDNN switches for the recipe: variants share the process."""
         set_backend_flags(self.recipe, self.device.type, self.case.search)

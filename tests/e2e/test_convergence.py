@@ -23,7 +23,7 @@ from e2e.data.types import LoadSpec
 from e2e.networks import find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
-from e2e.networks.weights import model_bytes, saved_bytes, with_weights
+from e2e.networks.weights import model_bytes, with_weights
 from e2e.recipes import RECIPES, cannot_run, recipe_of
 from e2e.results.codec import from_json, to_json
 from e2e.results.types import LayerGain, PartGain, Repeat, Training
@@ -438,28 +438,6 @@ def test_dropout_is_an_option_of_the_network() -> None:
 
 
 # ---------------------------------------------------------------- sizes
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2", "bf16"])
-def test_a_checkpoint_is_as_large_as_a_file_saved_by_hand(
-    recipe: str, optimizer: str, tmp_path: Path
-) -> None:
-    trainer = trainer_of(SMALL, recipe, optimizer=optimizer)
-    trainer.step(Batches(*noise(SMALL)))
-    state: dict[str, Any] = {
-        "model": trainer.module.state_dict(),
-        "optimizer": trainer.optimizer.torch_optimizer.state_dict(),
-    }
-    if RECIPES[recipe].scale == "dynamic":
-        state["scaler"] = trainer.optimizer.scaler.state_dict()
-    if RECIPES[recipe].masters:
-        pairs = zip(trainer.module.parameters(), trainer.optimizer.masters, strict=True)
-        state["masters"] = [master for weight, master in pairs if weight.dtype != master.dtype]
-    with (tmp_path / "checkpoint.pt").open("wb") as file:  # a path would be in the file
-        torch.save(state, file)
-    assert saved_bytes(trainer.checkpoint()) == (tmp_path / "checkpoint.pt").stat().st_size
-    assert saved_bytes({"model": lambda: None}) is None, "what cannot be saved"
 
 
 def test_a_model_is_as_large_as_its_weights() -> None:

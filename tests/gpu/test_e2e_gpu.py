@@ -707,12 +707,9 @@ def test_the_whole_command(tmp_path: Path) -> None:
         assert training.case.layout == "nhwc"
         assert training.per_s is not None
         assert training.memory_peak_bytes
-        assert training.memory_reserved_bytes
-        assert training.memory_peak_bytes <= training.memory_reserved_bytes
         used = training.memory_process_bytes
-        assert used is None or used > training.memory_reserved_bytes
+        assert used is None or used > training.memory_peak_bytes
         assert training.model_bytes
-        assert (training.checkpoint_bytes or 0) > training.model_bytes
         assert (training.first_step_s or 0) > 0
         assert training.limit in ("gpu", "host")
         assert training.traced is not None, training.warnings
