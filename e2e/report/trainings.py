@@ -22,7 +22,7 @@ from e2e.report.arms import (
     was_run,
 )
 from e2e.report.figures import bottleneck, ratio, spread
-from e2e.results.baselines import Scaling, scaling
+from e2e.results.baselines import scaling
 from e2e.results.exchange import Exchange
 from e2e.results.types import MAX_WALL_GAP, Phase, StepTimes, Training
 from microbench import fmt
@@ -436,7 +436,7 @@ def scaling_part(view: View) -> Part:
     rows: list[Json] = [
         {
             "label": " ".join([view.label(row.many), *in_words(row.many.case, ("batch",))]),
-            "scaled": row, "adds": _added(row),
+            "scaled": row,
         }
         for row in scaling(view.arms)
     ]  # fmt: skip
@@ -447,24 +447,12 @@ def scaling_part(view: View) -> Part:
         Column(f"{view.unit}/s" if view.unit else "per s", "scaled.many.per_s", fmt.throughput),
         Column("of one", "scaled.one.per_s", fmt.throughput),
         Column("efficiency", "scaled.efficiency", ratio),
-        Column("exchange\nadds ms", "adds"),
     ]
     notes = [
         "efficiency: throughput over that of one GPU times the number of GPUs; weak: the same "
-        "batch a GPU, strong: of all together",
+        "batch a GPU, strong: of all together"
     ]
-    if any(row["adds"] for row in rows):
-        notes.append(
-            "exchange adds: predicted / measured; predicted from the times of an all-reduce by its "
-            "size and of the copies, with nothing beside them"
-        )
     return Part("Scaling over GPUs", columns, [*map(Row, rows)], notes * bool(rows), VERBOSE)
-
-
-def _added(row: Scaling) -> str | None:
-    """ "0.8 / 1.2 ±0.3": predicted and measured; None without a prediction."""
-    predicted_s, exchange = row.predicted_exposed_s, row.many.exchange
-    return f"{1e3 * predicted_s:.2f} / {exposed(exchange)}" if predicted_s and exchange else None
 
 
 def exchange_part(view: View) -> Part:

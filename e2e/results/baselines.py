@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from e2e.case import NO_COMPRESSION, TrainCase
-from e2e.results.exchange import exposed_s
 from e2e.results.types import Training
 from microbench.results.types import Ratio
 
@@ -83,28 +81,6 @@ class Scaling:
             halves.append(math.log(timed.ci95_s[1] / timed.ci95_s[0]) / 2)
         half = math.hypot(*halves)
         return Ratio(ratio, (ratio * math.exp(-half), ratio * math.exp(half)))
-
-    @property
-    def predicted_exposed_s(self) -> float | None:
-        """What the exchange adds to the step, from its curve of all-reduce times and its copies;
-        None without a curve.
-
-        Gradients are taken to become ready evenly over the backward pass. Its share of the step is
-        that over one GPU: the phases of several include the exchange.
-        """
-        exchange, phases = self.many.exchange, self.one.phases
-        backward = next((phase for phase in phases if phase.name == "backward"), None)
-        if exchange is None or not exchange.curve or backward is None:
-            return None
-        on_gpu = backward.gpu_s is not None
-        times_s = {p.name: (p.gpu_s or 0.0) if on_gpu else p.host_s for p in phases}
-        share = times_s["backward"] / (math.fsum(times_s.values()) or 1.0)
-        # Gradients are exchanged with the last of the batches of a step.
-        backward_s = share * exchange.local_s / self.many.case.accumulate
-        so_far = list(accumulate(exchange.buckets))
-        ready_s = [backward_s * bytes_ / so_far[-1] for bytes_ in so_far]
-        buckets = zip(exchange.buckets, ready_s, strict=True)
-        return exposed_s(buckets, backward_s, exchange.curve) + exchange.copies_s
 
 
 def scaling(trainings: Sequence[Training]) -> list[Scaling]:

@@ -142,9 +142,6 @@ def _misfits(training: Training) -> Iterator[str]:
         yield f"blocks is no division of {len(steps.times_s)} times"
     if traced and not traced.window_ns:
         yield "traced has no steps, or nothing in them"
-    sizes = [point.bytes for point in training.exchange.curve] if training.exchange else []
-    if sizes != sorted(set(sizes)):
-        yield "exchange.curve has sizes that do not rise"
     yield from chain(_odd_intervals(training), _odd_repeats(training), _odd_ledger(training.ledger))
 
 

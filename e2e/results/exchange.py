@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import median
 
 from microbench.results.types import Amount, AtLeastOne, Count, Interval
@@ -19,9 +16,6 @@ class AllReduce:
 
     bytes: AtLeastOne
     alone_s: Amount
-
-
-Curve = Sequence[AllReduce]  # of different sizes, the smallest first
 
 
 @dataclass(frozen=True)
@@ -47,9 +41,8 @@ class Exchange:
     difference of two timings, below 0 where noise is larger. `rank_local_s` is the step without
     exchange of each rank. Of one rank all but `bytes` and `rank_local_s` is 0.
 
-    `buckets` are the bytes that are reduced at once, in their order; `curve` is what an all-reduce
-    takes by its size, `copies` what surrounds it. Older files lack them; one rank has no curve and
-    no copies.
+    `buckets` are the bytes that are reduced at once, in their order; `copies` is what surrounds
+    them; one rank has no copies. Older files lack them, or have a `curve` of all-reduces by size.
     """
 
     ranks: AtLeastOne
@@ -104,34 +97,3 @@ class Exchange:
             if others and own_s > (1 + STRAGGLES) * median(others):
                 slow[rank] = own_s / median(others)
         return slow
-
-
-def all_reduce_s(curve: Curve, bytes_: int) -> float:
-    """Seconds of an all-reduce of these bytes, from a measured curve.
-
-    Between two points it is on their line, above the last one on the line of the last two (of one
-    point: in proportion to the bytes), and below the first one constant. Where a larger one was
-    faster, for noise, the slower time counts for both.
-    """
-    sizes = [point.bytes for point in curve]
-    times_s = list(accumulate((point.alone_s for point in curve), max))
-    if bytes_ <= sizes[0]:
-        return times_s[0]
-    if len(curve) == 1:
-        return times_s[0] * bytes_ / sizes[0]
-    end = min(bisect_left(sizes, bytes_), len(curve) - 1)
-    slope = (times_s[end] - times_s[end - 1]) / (sizes[end] - sizes[end - 1])
-    return times_s[end] + slope * (bytes_ - sizes[end])
-
-
-def exposed_s(buckets: Iterable[tuple[int, float]], backward_end_s: float, curve: Curve) -> float:
-    """Seconds from the end of the backward pass to that of the exchange, at least 0.
-
-    `buckets` are (bytes, the second at which the last of its gradients is ready), in their order.
-    A bucket is reduced once it is ready and the one before has been reduced. That the backward pass
-    is slower meanwhile is not modelled.
-    """
-    end_s = 0.0
-    for bytes_, ready_s in buckets:
-        end_s = max(end_s, ready_s) + all_reduce_s(curve, bytes_)
-    return max(0.0, end_s - backward_end_s)

@@ -11,15 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from e2e.case import NO_COMPRESSION
-from e2e.results.exchange import AllReduce, BucketCopies, Exchange
+from e2e.results.exchange import BucketCopies, Exchange
 from e2e.training.ranks import Ranks
 from e2e.training.step_timer import StepTimer
 from microbench.timing.stats import median, median_interval
 
 WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what a hook makes of a gradient
-# Of the curve of all-reduce times: its smallest size, the ratio of two sizes, seconds for each.
-LEAST_BYTES, SIZE_RATIO, POINT_S = 2**16, 8, 0.01
-FEWEST, MOST = 3, 50  # all-reduces of a size
 COPIED = 20  # times that the copies around an exchange are timed
 
 
@@ -75,30 +72,6 @@ def all_reduce_of(buckets: Sequence[Tensor]) -> Callable[[], object]:
 def bytes_of(bucket: Tensor) -> int:
     """Bytes of what is exchanged at once."""
     return bucket.numel() * bucket.element_size()
-
-
-def curve_of(
-    buckets: Sequence[Tensor], alone_s: float, timer: StepTimer, ranks: Ranks
-) -> tuple[AllReduce, ...]:
-    """All-reduces timed alone by size: the largest bucket, an eighth of it, and so on to 64 KiB.
-
-    `alone_s` is about what all the buckets take: it decides how often each is timed. All ranks call
-    it; the times are those of the slowest one. A step sends nothing larger at once.
-    """
-    whole = max(buckets, key=bytes_of)
-    least = LEAST_BYTES // whole.element_size()
-    points: list[AllReduce] = []
-    count = whole.numel()
-    while count == whole.numel() or count >= least:
-        part = whole[:count]
-        each_s = alone_s * bytes_of(part) / sum(map(bytes_of, buckets))
-        times = min(MOST, max(FEWEST, int(POINT_S / max(each_s, 1e-9))))
-        launch = all_reduce_of([part])
-        timer.run(launch, 1)
-        slowest_s = ranks.slowest(median(timer.block(launch, times).times_s))
-        points.append(AllReduce(bytes_of(part), slowest_s))
-        count //= SIZE_RATIO
-    return tuple(reversed(points))
 
 
 def copies_of(

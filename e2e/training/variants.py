@@ -20,7 +20,7 @@ from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import LOADERS
 from e2e.data.types import Data, LoadSpec
 from e2e.networks.network import Network
-from e2e.networks.weights import model_bytes
+from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.exchange import Exchange
 from e2e.results.types import DeviceState, PartGain, SensorStats, StepTimes, Training
@@ -29,7 +29,6 @@ from e2e.training.allreduce import (
     buckets_of,
     bytes_of,
     copies_of,
-    curve_of,
     exchange_of,
 )
 from e2e.training.feeds import Feeds, TimedFeed
@@ -66,6 +65,7 @@ from microbench.results.types import TIME_DECIMALS, Warning
 from microbench.timing.stats import median, median_interval
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
+MOST_SAVED = 1 << 30  # bytes of a network: reading back the state of a larger one takes seconds
 BATCHES_HELD = 4  # that a loader which makes them on the GPU has there at most, and one more
 NOT_OVER_RANKS = "compiled and captured steps are not measured over several GPUs yet"
 LOOK_S = 1.0  # for each closer look at steps, where they are long
@@ -193,8 +193,7 @@ class Variants:
             if gains:
                 self._free()  # the network that they were measured in
             held_bytes = torch.cuda.memory_allocated(self.device) if self.cuda else 0
-            if self.cuda:
-                torch.cuda.empty_cache()
+            reserved_bytes = self._reserved()
             with self.ranks.fail_together():
                 trainer = Trainer(
                     self.task.network, case, recipe_of(case), self.device, seed=self.task.seed,
@@ -212,6 +211,7 @@ class Variants:
             feed.close()  # its workers would outlive it
             raise
         peak_bytes = self._peak() - held_bytes if self.cuda else None
+        size = model_bytes(trainer.module)
         float8, linear = trainer.float8_layers or (None, None)
         variant.training = replace(
             blank,
@@ -219,11 +219,15 @@ class Variants:
             compile_s=first_s if case.compile else None,
             memory_peak_bytes=peak_bytes,
             memory_process_bytes=memory_of_process(self.target.index) if self.cuda else None,
+            memory_reserved_bytes=self._reserved_since(reserved_bytes, peak_bytes or 0),
             first_step_s=built_s + first_s,
-            model_bytes=model_bytes(trainer.module),
+            model_bytes=size,
             float8_layers=float8,
             linear_layers=linear,
             fp8_gains=gains,
+            checkpoint_bytes=None
+            if case.evaluation or size > MOST_SAVED
+            else saved_bytes(trainer.checkpoint()),
         )
         variant.parts = (TimedPart(case.key, variant.step, estimate_s),)
         if self.ranks.world > 1:
@@ -478,10 +482,9 @@ class Variants:
             host_s = None if trainer.waits else host_time(step, host_steps)
             steps = replace(steps, busy_s=busy_s, launches=launches, host_s=host_s)
         if exchange:
-            curve = curve_of(variant.buckets, exchange.alone_s, self._timer, self.ranks)
             weights = [w.detach() for w in trainer.ddp_model.parameters() if w.requires_grad]
             copies = copies_of(weights, variant.buckets, self._timer, self.ranks)
-            exchange = replace(exchange, curve=curve, copies=copies)
+            exchange = replace(exchange, copies=copies)
         return replace(training, phases=phases, steps=steps, exchange=exchange)
 
     # ------------------------------------------------------------ memory, and the end
@@ -521,6 +524,22 @@ class Variants:
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.cuda else 0
+
+    def _reserved(self) -> int:
+        """Bytes that torch keeps for what is there now: its cache is emptied."""
+        if not self.cuda:
+            return 0
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self.device)
+
+    def _reserved_since(self, before: int, peak_bytes: int) -> int | None:
+        """The most that torch kept beyond `before`; no less than was allocated.
+
+        What it kept for the variants before may have had room left.
+        """
+        if not self.cuda:
+            return None
+        return max(torch.cuda.max_memory_reserved(self.device) - before, peak_bytes)
 
     def _reset_peak(self) -> None:
         if self.cuda:
