@@ -29,7 +29,7 @@ from microbench.api import Run
 from microbench.command_line import called
 from microbench.errors import UserError
 from microbench.report.screen import make_console, print_report
-from microbench.report.writers import to_html
+from microbench.report.writers import to_markdown
 from microbench.results.runfile import write_text
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class Diagnosis:
         print_report(report(self.data), make_console(file=text))
         return text.getvalue()
 
-    def _repr_html_(self) -> str:
-        return to_html(report(self.data))
+    def _repr_markdown_(self) -> str:
+        return to_markdown(report(self.data))
 
     def save(self, path: str | Path) -> None:
         """Write the diagnosis for `halfway show`. UserError where the disk refuses."""

@@ -62,8 +62,8 @@ class Run(types.Run):
         screen.print_report(report_of(self), screen.make_console(file=text))
         return text.getvalue()
 
-    def _repr_html_(self) -> str:
-        return writers.to_html(report_of(self))
+    def _repr_markdown_(self) -> str:
+        return writers.to_markdown(report_of(self))
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame: one row a result, units in the names of the columns. ImportError
@@ -90,8 +90,8 @@ class Measurement(types.Measurement):
     def __str__(self) -> str:
         return str(Variants({self.name: self}))
 
-    def _repr_html_(self) -> str:
-        return writers.part_html(Variants({self.name: self}).part)
+    def _repr_markdown_(self) -> str:
+        return writers.part_markdown(Variants({self.name: self}).part)
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a sample: `seconds`, and the `block` it was taken in."""
@@ -119,8 +119,8 @@ class Variants:
         screen.print_part(self.part, screen.make_console(file=text))
         return text.getvalue().rstrip("\n")
 
-    def _repr_html_(self) -> str:
-        return writers.part_html(self.part)
+    def _repr_markdown_(self) -> str:
+        return writers.part_markdown(self.part)
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a callable: times in seconds, and speed-ups."""

@@ -7,10 +7,8 @@ cleaned here: it is data in a drawing, never markup.
 from __future__ import annotations
 
 import io
-from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from hashlib import sha256
 from importlib.resources import files
 from json import dumps
 from pathlib import Path
@@ -343,16 +341,8 @@ def titled(charts: Any, title: str, below: Sequence[str] = ()) -> Any:
 # ---------------------------------------------------------------- files
 
 
-SUFFIXES = (".png", ".svg", ".pdf", ".html")
+SUFFIXES = (".png", ".svg", ".pdf")
 PNG_SCALE = 2  # pixels a unit of length: sharp in a document
-# `ast`: expressions are interpreted, so that the page may forbid text to become code.
-START = """\
-const drawing = JSON.parse(document.getElementById("drawing").textContent);
-vegaEmbed("#chart", drawing, {
-  mode: "vega-lite", ast: true,
-  actions: {export: true, source: false, compiled: false, editor: false}
-}).catch(console.error);
-"""
 
 
 def check_chart_path(path: Path, *, overwrite: bool | None = None) -> None:
@@ -378,13 +368,11 @@ def _suffix(path: Path) -> str:
 
 
 def rendered(chart: Any, form: str) -> bytes:
-    """An Altair chart as "svg", "png", "pdf" or "html". UserError where the renderer fails.
+    """An Altair chart as "svg", "png" or "pdf". UserError where the renderer fails.
 
     It runs JavaScript in threads of its own, and says only that they did not answer: with few open
     files or little memory, for instance.
     """
-    if form == "html":
-        return _page(chart).encode()
     image = io.StringIO() if form == "svg" else io.BytesIO()
     try:
         chart.save(image, format=form, scale_factor=PNG_SCALE if form == "png" else 1)
@@ -392,32 +380,6 @@ def rendered(chart: Any, form: str) -> bytes:
         raise UserError(f"the chart cannot be drawn: {first_line(error)}") from None
     content = image.getvalue()
     return content if isinstance(content, bytes) else content.encode()
-
-
-def _page(chart: Any) -> str:
-    """A page with the chart that opens without a network. It runs its own two scripts only.
-
-    Text of the run file is data in it: in a block of JSON, in which markup is escaped.
-    """
-    import vl_convert
-    from markupsafe import Markup
-
-    renderer: Any = vl_convert
-    version = library().SCHEMA_VERSION.removeprefix("v")
-    own: str = renderer.javascript_bundle(vl_version=".".join(version.split(".")[:2]))
-    return template("chart.html").render(
-        # What a content-security-policy calls the scripts that may run.
-        allowed=Markup(
-            " ".join(
-                f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
-                for script in (own, START)
-            )
-        ),
-        title="Chart",
-        library=Markup(own),
-        start=Markup(START),
-        drawing=chart.to_dict(),
-    )
 
 
 @cache

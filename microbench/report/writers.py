@@ -1,4 +1,4 @@
-"""A report as Markdown, HTML and CSV, and as one page that opens offline and runs no script.
+"""A report as Markdown and CSV, and as one page that opens offline and runs no script.
 
 All text of a run file is escaped, so it can never become markup. Charts are images, in which
 scripts do not run either.
@@ -11,7 +11,6 @@ import io
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
-from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -59,47 +58,6 @@ def _markdown_row(texts: Iterable[str]) -> str:
 def _plain_markdown(text: str) -> str:
     """Markdown without HTML and links: text of a run file may look like either."""
     return printable(text).replace("<", "&lt;").replace("](", "]\\(")
-
-
-# ---------------------------------------------------------------- HTML
-
-
-def to_html(report: parts.Report) -> str:
-    """The answer, then every part, as HTML elements for notebooks."""
-    lines = [
-        f"<p>{escape(line.label)}: {escape(fmt.clean(line.text))}</p>"
-        if line.label
-        else f"<p><b>{escape(fmt.clean(line.text))}</b></p>"
-        for line in report.answer
-    ]
-    return "\n".join([*lines, *map(part_html, report.shown(verbose=True))])
-
-
-def part_html(part: parts.Part) -> str:
-    """The title, the table and the sentences below as HTML elements."""
-    title = f"<p><b>{escape(fmt.clean(part.title))}</b></p>" if part.title else ""
-    below = (f"<p>{escape(fmt.clean(line))}</p>" for line in part.below)
-    return title + table_html(part) + "".join(below)
-
-
-def table_html(part: parts.Part) -> str:
-    """The table of a part as an HTML element; "" for one without rows."""
-    content = parts.cells(part)
-    if not content.texts:
-        return ""
-    styles = ["number" if number else "" for number in content.numbers]
-
-    def row(tag: str, texts: Iterable[str]) -> str:
-        line = ""
-        for style, text in zip(styles, texts, strict=True):
-            mark = style or "prose" * (len(text) > parts.PROSE)
-            line += f'<{tag} class="{mark}">' if mark else f"<{tag}>"
-            line += f"{escape(text)}</{tag}>"
-        return f"<tr>{line}</tr>"
-
-    head = row("th", [fmt.clean(column.title) for column in content.columns])
-    body = "".join(row("td", texts) for texts in content.texts)
-    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
 # ---------------------------------------------------------------- CSV
@@ -165,19 +123,18 @@ def page(
     heading = title if several else next(iter(reports.values())).title
     return template("page.html").render(
         title=fmt.clean(heading), reports=sections, note=note, most_open=MOST_OPEN,
+        prose=parts.PROSE,
         unread=[(fmt.clean(name), fmt.clean(why)) for name, why in unread.items()],
     )  # fmt: skip
 
 
 def _section(name: str, report: parts.Report, several: bool, *, drawn: bool) -> dict[str, Any]:
-    """A report as the template has it, which escapes what `table_html` has not."""
-    from markupsafe import Markup
-
+    """A report as the template has it, which escapes every text."""
     chart, about = _drawn(report) if drawn else ("", [])
     shown = [
         {
             "title": fmt.clean(part.title), "below": map(fmt.clean, part.below),
-            "table": Markup(table_html(part)), "folded": part.level == parts.VERBOSE,
+            "table": parts.cells(part), "folded": part.level == parts.VERBOSE,
         }
         for part in report.shown(verbose=True)
     ]  # fmt: skip

@@ -57,7 +57,7 @@ def test_functions_are_compared_with_the_first_and_a_measurement_shows_itself() 
     frame = found.to_dataframe()
     assert list(frame["seconds"]) == list(found.times_s)
     assert frame["block"].nunique() == len(found.blocks)
-    assert "<td>relu</td>" in found._repr_html_()
+    assert "| relu |" in found._repr_markdown_()
     assert found.chart().to_dict()["layer"]
 
 
@@ -141,7 +141,7 @@ def test_a_loaded_run_is_the_files_and_shows_itself(tmp_path: Path) -> None:
     assert len(frame) == len(run.results)
     medians = [result.median_s for result in run.results]
     assert list(frame["median_s"]) == pytest.approx(medians, rel=1e-8)
-    assert run._repr_html_().count("<tr>") > len(run.results)
+    assert run._repr_markdown_().count("\n|") > len(run.results)
     assert "fp16" in str(run)
     run.save(tmp_path / "again.json")
     assert read_run(tmp_path / "again.json").results == run.results
@@ -231,8 +231,8 @@ def test_a_loop_is_watched_and_explained(tmp_path: Path) -> None:
             w.step()
     found = w.diagnosis
     assert "matrix multiplications" in str(found)
-    assert "&lt;b&gt;run" in found._repr_html_()
-    assert "<b>run" not in found._repr_html_()
+    assert "&lt;b>run" in found._repr_markdown_()
+    assert "<b>run" not in found._repr_markdown_()
     (run,) = found.data["runs"]
     assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
     found.save(tmp_path / "found.json")

@@ -198,8 +198,8 @@ def test_the_cells_of_the_notebook_run_from_top_to_bottom(
             exec(compile(ast.Module(lines, []), cell["id"], "exec"), names)
             if isinstance(last, ast.Expr):
                 shown = eval(compile(ast.Expression(last.value), cell["id"], "eval"), names)
-                pages += [shown._repr_html_()] if hasattr(shown, "_repr_html_") else []
+                pages += [shown._repr_markdown_()] if hasattr(shown, "_repr_markdown_") else []
             else:
                 exec(compile(ast.Module([last], []), cell["id"], "exec"), names)
     assert len(pages) >= 4
-    assert all("<table" in page for page in pages)
+    assert all("| ---" in page for page in pages)
