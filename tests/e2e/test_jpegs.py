@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,14 @@ from PIL import Image
 from samples.feeding import drawn, message
 from samples.judge import Files, files_in
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from e2e.data.datasets import Options, open_data
 from e2e.data.sources import jpegs
@@ -271,6 +279,16 @@ def test_iterable_data_begins_again_a_collate_fn_counts_and_tokens_are_their_own
     )
 
 
+class Shards(IterableDataset[Any]):
+    """One alone, where there are several workers: the first ends at once."""
+
+    def __iter__(self) -> Iterator[Any]:
+        if (worker := get_worker_info()) and worker.id:
+            time.sleep(0.5)
+            raise ValueError("no shard for this worker\ntake fewer of them")
+        return iter([numbered()[0]])
+
+
 class Broken(Dataset[Any]):
     """Its first item is good."""
 
@@ -308,6 +326,9 @@ def test_what_an_item_raises_in_a_worker_is_one_line(own: Any) -> None:
     for workers in (0, 1):
         said = message(lambda: drawn(own(Broken()).load(LoadSpec(2, CPU, 1, workers=workers)), 1))  # noqa: B023
         assert said == "--data mine:items: an item raised KeyError: 'no such row'"
+    parts = own(Shards()).load(LoadSpec(2, CPU, 1, workers=2))
+    said = message(lambda: drawn(parts, 9))
+    assert said == "--data mine:items: an item raised ValueError: no shard for this worker"
     few = own(Endless()).load(LoadSpec(9, CPU, 1))
     assert message(lambda: next(few)) == "--data mine:items has no batch of 9 items"
     assert "reads images" in message(lambda: own(numbered(), loader="resident"))

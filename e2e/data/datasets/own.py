@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, cast
 
 import torch
@@ -214,8 +215,10 @@ class OwnLoader(Workers):
             except UserError:
                 raise
             except Exception as error:
-                lines = str(error).strip().splitlines()
-                line = lines[-1] if "Traceback" in str(error) else one_line(error)
+                line = one_line(error)
+                if "Traceback" in str(error):  # of a worker: what follows its last line of code
+                    lines = reversed(str(error).strip().splitlines())
+                    *_, line = takewhile(lambda text: not text.startswith(" "), lines)
                 raise UserError(f"--data {self._data.name}: an item raised {line}") from None
         raise UserError(f"--data {self._data.name} has no batch of {self._spec.batch} items")
 

@@ -145,9 +145,12 @@ class Workers(Loader):
         )
 
     def _check_alive(self) -> None:
-        """End the workers and raise a UserError when one of them is dead."""
+        """End the workers and raise a UserError when one of them is dead.
+
+        One that has come to the end of its part of an IterableDataset has exit code 0.
+        """
         for number, process in enumerate(self._processes, 1):
-            if process.exitcode is not None:
+            if process.exitcode:
                 self.close()
                 raise UserError(
                     f"loader worker {number} of {self._spec.workers} (pid {process.pid}) "
