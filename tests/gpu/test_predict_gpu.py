@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples.launching import Recorder, finite, given
+from samples.launching import Recorder, declared, finite
 from samples.train_cases import case_of, differences, quietly
 from samples.waiting import no_waits
 from torch import Tensor, nn
@@ -236,7 +236,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
         for _ in range(LAUNCHES):
             returned = replay.launch()
         assert kind_of(call) != "other", call.name
-        assert given(call, replay, returned) == outputs, call.key
+        assert declared(call, replay, returned) == outputs, call.key
         if "empty" not in call.operator:
             assert finite([returned, list(replay.plain.args)]), call.key
     assert pool.bytes == reserved

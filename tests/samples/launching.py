@@ -56,7 +56,7 @@ def specs(returned: Any) -> tuple[TensorSpec, ...]:
     return tuple(spec_of(tensor) for tensor in tensors_among(returned))
 
 
-def given(call: Call, replay: Replay, returned: Any) -> tuple[TensorSpec, ...]:
+def declared(call: Call, replay: Replay, returned: Any) -> tuple[TensorSpec, ...]:
     """The tensors that the operator gives by its schema.
 
     A binding of torch's may also give back the list that it changed, and make tensors of numbers;
