@@ -24,17 +24,17 @@ from e2e.recipes import RECIPES
 from e2e.training.dist_env import dist_env_of
 from microbench.command_line import (
     FILE,
+    NETWORK,
     SETTINGS,
     SHOW,
     Command,
-    Named,
     Outputs,
     Override,
     Program,
     click_options,
     options_of,
-    run_app,
 )
+from microbench.streams import run_app
 
 OF_ALL = {"Output": "json verbose", "Time": "budget"}  # what most runs need
 DEFAULT_COMMAND = "train"  # what the first word means when it is no command: a network to train
@@ -100,7 +100,7 @@ OPTIONS = {
         Override("batch", help="Samples per step  [default: by network]"),
         Override("loader", help="Data loader (see `list`)  [default: torchvision]"),
         click.option(
-            "--measure", default="some", show_default=True,
+            "--measure", default="some",
             help="Which predicted points to measure: some, all or none",
         ),
         "device", Override("budget", help="Seconds of timing per comparison  [default: 5]"),
@@ -108,9 +108,7 @@ OPTIONS = {
     ),
     "loader": (
         *LOADING, *OUTPUT,
-        click.option(
-            "--backend", default="all", show_default=True, help="Loaders, comma-separated"
-        ),
+        click.option("--backend", default="all", help="Loaders, comma-separated"),
         Override("batch", default="128", help="Samples per batch"),
         Override("input", help="Shape of a sample  [default: 3x224x224, or the data's own]"),
         Override("budget", help="Seconds per loader  [default: 6]"),
@@ -126,7 +124,7 @@ def _options(command: str) -> Callable[..., Any]:
 @app.command(
     first={"What": "amp recipe ladder batch input compile", "Data": "data workers", **OF_ALL}
 )
-@click.argument("network", metavar="NETWORK", cls=Named)
+@click.argument("network", **NETWORK)
 @_options("train")
 def train(network: str, **options: Any) -> None:
     """Compare precisions in training NETWORK.
@@ -147,7 +145,7 @@ def train(network: str, **options: Any) -> None:
 
 
 @app.command(first={"What": "amp recipe batch input layout", **OF_ALL})
-@click.argument("network", metavar="NETWORK", cls=Named)
+@click.argument("network", **NETWORK)
 @_options("predict")
 def predict(network: str, **options: Any) -> None:
     """Predict the GPU time and memory of a training step of NETWORK.
@@ -171,7 +169,7 @@ def _carry_out(network: str, options: dict[str, Any], **instead: Any) -> None:
 
 
 @app.command(first={"What": "recipe batch measure", "Data": "data workers loader cpus", **OF_ALL})
-@click.argument("network", metavar="NETWORK", cls=Named)
+@click.argument("network", **NETWORK)
 @_options("stalls")
 def stalls(network: str, workers: str | None, measure: str, **options: Any) -> None:
     """Find how many data-loader workers low precision needs.
@@ -253,19 +251,14 @@ def _script_apart(args: list[str]) -> list[str]:
     "--base-args", metavar="ARGS", help="Compare with SCRIPT run with these arguments instead"
 )
 @click.option("--python", type=click.Path(), help="The interpreter for SCRIPT  [default: this one]")
-@click.option(
-    "--after", default=Script.after, show_default=True, help="Steps of warm-up", type=AT_LEAST_0
-)
+@click.option("--after", default=Script.after, help="Steps of warm-up", type=AT_LEAST_0)
 @click.option(
     "--bare",
     default=Script.bare,
-    show_default=True,
     help="Steps timed without the profiler",
     type=AT_LEAST_2,
 )
-@click.option(
-    "--traced", default=Script.traced, show_default=True, help="Steps recorded", type=AT_LEAST_1
-)
+@click.option("--traced", default=Script.traced, help="Steps recorded", type=AT_LEAST_1)
 @click.option("--prove", is_flag=True, help="Also measure what fixes gain, in a few hundred steps")
 @click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
 @click.option(

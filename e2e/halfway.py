@@ -12,8 +12,9 @@ import microbench.__main__ as kernels_line
 from e2e import __main__ as training_line
 from kernels import OPS
 from microbench import __version__
-from microbench.command_line import SETTINGS, Program, run_app
+from microbench.command_line import SETTINGS, Program
 from microbench.run_output import CONSOLE
+from microbench.streams import run_app
 
 SHELLS = ("bash", "zsh", "fish")
 # Sections of --help and their commands.

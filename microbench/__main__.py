@@ -20,17 +20,17 @@ import click
 from microbench import requests
 from microbench.command_line import (
     FILE,
+    NETWORK,
     PYTHON,
     SETTINGS,
-    Named,
     Outputs,
     Override,
     Program,
     Schema,
     click_options,
     options_of,
-    run_app,
 )
+from microbench.streams import run_app
 
 FLEET_BACKEND, FLEET_S = "cublas", 10.0  # of sampling: power and clock have settled
 OF_ALL = {"Output": "json verbose", "Time": "budget processes"}  # what most runs need
@@ -138,7 +138,7 @@ def payoff(**options: Any) -> None:
 
 
 @app.command(first={"What": "batch image tokens dtype backend vs", **OF_ALL})
-@click.argument("network_name", metavar="NETWORK", cls=Named)
+@click.argument("network_name", **NETWORK)
 @measuring(
     requests.LayersRequest,
     "library,triton or module:function  [default: library: cuDNN and cuBLAS]",
@@ -254,7 +254,7 @@ def doctor() -> None:
     (
         Override("sizes", default="8192"), "dtype",
         Override("budget", help="Seconds of sampling on each GPU  [default: 10]"),
-        click.option("--threshold", default="5%", show_default=True, help="Slow-down that counts"),
+        click.option("--threshold", default="5%", help="Slow-down that counts"),
         Override("json", help="File to write; - is stdout  [default: in the state folder]"),
         "overwrite", "verbose", "quiet",
     ),

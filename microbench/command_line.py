@@ -1,4 +1,4 @@
-"""The parts that all command lines share: options declared as fields, and how a program ends.
+"""The parts that all command lines share: options declared as fields, and commands that have them.
 
 An option is one field of a dataclass: `choice(its_default, "Its help")`. The click option, the
 check of its value and what a resumed run must agree on are derived from it. Options that were not
@@ -12,45 +12,31 @@ from __future__ import annotations
 import operator
 import os
 import sys
-import types
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from errno import EMFILE
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import (
-    Any,
-    ClassVar,
-    Protocol,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Protocol, TypeVar, cast, get_args, get_type_hints
 
 import click
 from click.core import ParameterSource
 
 from kernels.files import read_json_file
-from kernels.messages import first_line, suggest
+from kernels.messages import suggest
 from kernels.precision import ALIASES, PRECISIONS
-from microbench import streams
-from microbench.errors import NothingMeasured, UserError
-from microbench.stopping import Stopped, end
+from microbench.errors import UserError
 
 FILE = click.Path(path_type=Path)
 ALL = "--help-all"
-SETTINGS: Any = {"help_option_names": ["-h", "--help", ALL], "max_content_width": 100}
+SETTINGS: Any = {
+    "help_option_names": ["-h", "--help", ALL], "max_content_width": 100, "show_default": True
+}  # fmt: skip
 OPTION = "option"  # the key of a field's metadata
 MAX_SEED = 2**31
 MAX_PROCESSES = 100
-MOST_CHARACTERS = 2000  # of an error message
-AS_FIELD = object()  # in place of a default: the field's own
 
 Check = Callable[[str, Any], None]  # the option as it is written, its value; raises UserError
 
@@ -68,19 +54,18 @@ S = TypeVar("S", bound=Schema)
 class Option:
     """A field as a command-line option.
 
-    `default` is used when the option is not given, that of the field unless it is said here; None
-    means that it depends. `type` is what is read, where it is not the field's type; `written` the
-    option's text, where it is not the field's name. Where it is `kept`, the run file has the value,
-    and --resume must be given the same.
+    `written` is the option's text, where it is not the field's name. Where it is `kept`, the run
+    file has the value, and --resume must be given the same. `options_of` fills in what the field
+    says; a default of None means that it depends.
     """
 
     help: str
-    name: str = ""  # the field's, as `options_of` fills it in
-    default: Any = AS_FIELD
-    type: Any = None
     written: str = ""
     check: Check | None = None
     kept: bool = False
+    name: str = ""
+    default: Any = None
+    type: Any = None
 
     @property
     def words(self) -> str:
@@ -89,21 +74,16 @@ class Option:
 
     def click(self, **changes: Any) -> Callable[..., Any]:
         """The click option; `changes` replace its help, default or type for one command."""
-        words: dict[str, Any] = {"default": self.default, "help": self.help, "type": self.type}
-        words |= changes
-        default, shown = words["default"], {"show_default": words["default"] is not None}
-        if words["type"] is bool:
-            words |= {"type": None, "is_flag": True}
-            if "/" not in self.words:
-                del words["default"]
-            shown = {}
-        elif isinstance(default, float):
-            words["default"] = f"{default:g}"  # as --help shows it
-        return click.option(self.words, self.name, **shown, **words)
+        words: dict[str, Any] = {"default": self.default, "help": self.help}
+        if self.type is bool:
+            words |= {"is_flag": True, "show_default": False}
+        else:
+            words["type"] = FILE if self.type is Path else self.type
+        return click.option(self.words, self.name, **(words | changes))
 
 
 def choice(default: Any, help: str, **changes: Any) -> Any:
-    """A field of a dataclass that is an option; `said` are fields of `Option`."""
+    """A field of a dataclass that is an option; `changes` are fields of `Option`."""
     return field(default=default, metadata={OPTION: Option(help=help, **changes)})
 
 
@@ -114,22 +94,13 @@ def options_of(*schemas: type[Schema]) -> Mapping[str, Option]:
     for schema in schemas:
         hints = get_type_hints(schema)
         for entry in fields(schema):
-            option: Option | None = entry.metadata.get(OPTION)
-            if option is None:
-                continue
-            default = option.default
-            if default is AS_FIELD:
-                default = None if entry.default is MISSING else entry.default
-            kind = option.type or _plain(hints[entry.name])
-            options[entry.name] = replace(option, name=entry.name, default=default, type=kind)
+            if OPTION in entry.metadata:
+                kind, *_ = get_args(hints[entry.name]) or (hints[entry.name],)  # of str | None, str
+                made: Option = entry.metadata[OPTION]
+                options[entry.name] = replace(
+                    made, name=entry.name, default=entry.default, type=kind
+                )
     return options
-
-
-def _plain(hint: Any) -> Any:
-    """The type that is read for a field: without None, paths as click has them."""
-    if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
-    return FILE if hint is Path else hint
 
 
 def check_options(words: Mapping[str, Any], *schemas: type[Schema]) -> None:
@@ -225,71 +196,6 @@ def click_options(rows: Sequence[OptionRow], *schemas: type[Schema]) -> Callable
     return decorate
 
 
-def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
-    """Run a command line and return its exit code. Errors are one line on stderr.
-
-    0 done, 1 where all that was tried failed, 2 for a mistake of the user and where the machine
-    refuses what the program needs, 130 where stopped.
-    """
-    streams.prepare_streams()
-    try:
-        code = _run(app, program, arguments)
-        sys.stdout.flush()  # while what fails can still be said
-        return code
-    except BrokenPipeError:
-        streams.redirect_to_null(sys.stdout)  # the reader of a pipe has gone
-        return 1
-    except OSError as error:
-        return _complain(_refused(error), 2)
-    except MemoryError:
-        return _complain("out of memory", 2)
-    except ImportError as error:  # a library is broken, or the machine does not load it
-        return _complain(f"cannot load a library: {first_line(error)}", 2)
-
-
-def _run(app: click.Group, program: str, arguments: list[str] | None) -> int:
-    try:
-        code = app(arguments, prog_name=program, standalone_mode=False)
-    except UserError as error:
-        return _complain(str(error), 2)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        return 2
-    except click.ClickException as error:
-        return _complain(error.format_message(), 2)
-    except (click.exceptions.Abort, KeyboardInterrupt) as error:
-        stopped = error.__cause__ or error  # click makes an Abort of it
-        if isinstance(stopped, Stopped):
-            end(stopped.code)
-        return 130
-    except NothingMeasured as error:
-        return _complain(str(error), 1) if str(error) else 1
-    return code if isinstance(code, int) else 0
-
-
-def _refused(error: OSError) -> str:
-    """What the machine did not do, in one line."""
-    fault = streams.fault_of(sys.stdout)
-    if fault is not None or streams.is_of_stream(error):
-        streams.redirect_to_null(sys.stdout)
-        return f"cannot write the output: {(fault or error).strerror}"
-    reason = error.strerror or first_line(error)
-    if error.errno == EMFILE:
-        reason += " (ulimit -n)"
-    return f"{error.filename}: {reason}" if error.filename else reason
-
-
-def _complain(text: str, code: int) -> int:
-    line = streams.clean(f"error: {text}")
-    if len(line) > MOST_CHARACTERS:
-        line = f"{line[: MOST_CHARACTERS - 1]}…"
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except OSError:
-        streams.redirect_to_null(sys.stderr)
-    return code
-
-
 # ---------------------------------------------------------------- words
 
 
@@ -315,13 +221,8 @@ PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("h
 TIMM = "timm"  # a package of networks: "timm:NAME" is no function
 FILES = ("weights", "shapes")  # paths, of which a run file has the name
 NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your own module:function"
-
-
-class Named(click.Argument):
-    """An argument that is required, unless --resume takes it from the run file."""
-
-    def __init__(self, *words: Any, **settings: Any) -> None:
-        super().__init__(*words, **{**settings, "required": False})
+# An argument that --resume may take from the run file; without that it is required.
+NETWORK: Any = {"metavar": "NETWORK", "required": False}
 
 
 class Command(click.Command):
@@ -388,18 +289,17 @@ class Command(click.Command):
             ctx.default_map = {**self._kept(path, given), **(ctx.default_map or {})}
             ctx.params.clear()
             rest = super().parse_args(ctx, list(args))
-        for param in self.params:
-            if isinstance(param, Named) and not is_given(ctx, str(param.name)):
-                why = f"--resume {path} names no {param.metavar}; give it too"
-                if not ctx.resilient_parsing:
-                    raise click.UsageError(why if path else NO_NETWORK, ctx=ctx)
+        names = (str(param.name) for param in self.params if param.metavar == NETWORK["metavar"])
+        if not ctx.resilient_parsing and not all(is_given(ctx, name) for name in names):
+            why = f"--resume {path} names no NETWORK; give it too"
+            raise click.UsageError(why if path else NO_NETWORK, ctx=ctx)
         return rest
 
     def _kept(self, path: Path, given: set[str]) -> dict[str, Any]:
         """The options of a run file that are to be taken; none where it is of another command.
 
-        UserError where it keeps none and nothing else says what to measure. A file that cannot be
-        read is what the command complains about.
+        UserError where it keeps none. A file that cannot be read is what the command complains
+        about.
         """
         try:
             document: Any = read_json_file(path)
@@ -407,11 +307,9 @@ class Command(click.Command):
         except (OSError, ValueError, AttributeError):
             return {}
         if not isinstance(options, dict) or not kind:
-            if given <= {"resume", *SCREEN}:
-                raise UserError(
-                    f"--resume {path} is of an older version, which kept no options; give them too"
-                )
-            return {}
+            raise UserError(
+                f"--resume {path} is of an older version, which kept no options; start a new run"
+            )
         if kind != self.name:
             return {}
         for names in self.either:

@@ -1,4 +1,4 @@
-"""Standard output and error: what they may be given, and as a program finds them.
+"""Standard output and error: what they may be given, as a program finds them, and how it ends.
 
 Run files, file names and arguments may hold any character, a terminal may not get all. A stream may
 be closed, full, or a pipe without a reader.
@@ -13,6 +13,12 @@ import os
 import sys
 from contextlib import suppress
 from typing import TextIO
+
+import click
+
+from kernels.messages import first_line
+from microbench.errors import NothingMeasured, UserError
+from microbench.stopping import Stopped, end
 
 # For terminals that cannot show the left one; each stays one character, so columns keep aligned.
 _PLAIN = str.maketrans(
@@ -51,6 +57,7 @@ def allow_plain_characters(stream: TextIO) -> None:
 
 # ---------------------------------------------------------------- streams that refuse
 
+MOST_CHARACTERS = 2000  # of an error message
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 
 
@@ -94,3 +101,71 @@ def redirect_to_null(stream: TextIO) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+
+
+# ---------------------------------------------------------------- a program, from start to end
+
+
+def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
+    """Run a command line and return its exit code. Errors are one line on stderr.
+
+    0 done, 1 where all that was tried failed, 2 for a mistake of the user and where the machine
+    refuses what the program needs, 130 where stopped.
+    """
+    prepare_streams()
+    try:
+        code = _run(app, program, arguments)
+        sys.stdout.flush()  # while what fails can still be said
+        return code
+    except BrokenPipeError:
+        redirect_to_null(sys.stdout)  # the reader of a pipe has gone
+        return 1
+    except OSError as error:
+        return _complain(_refused(error), 2)
+    except MemoryError:
+        return _complain("out of memory", 2)
+    except ImportError as error:  # a library is broken, or the machine does not load it
+        return _complain(f"cannot load a library: {first_line(error)}", 2)
+
+
+def _run(app: click.Group, program: str, arguments: list[str] | None) -> int:
+    try:
+        code = app(arguments, prog_name=program, standalone_mode=False)
+    except UserError as error:
+        return _complain(str(error), 2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 2
+    except click.ClickException as error:
+        return _complain(error.format_message(), 2)
+    except (click.exceptions.Abort, KeyboardInterrupt) as error:
+        stopped = error.__cause__ or error  # click makes an Abort of it
+        if isinstance(stopped, Stopped):
+            end(stopped.code)
+        return 130
+    except NothingMeasured as error:
+        return _complain(str(error), 1) if str(error) else 1
+    return code if isinstance(code, int) else 0
+
+
+def _refused(error: OSError) -> str:
+    """What the machine did not do, in one line."""
+    fault = fault_of(sys.stdout)
+    if fault is not None or is_of_stream(error):
+        redirect_to_null(sys.stdout)
+        return f"cannot write the output: {(fault or error).strerror}"
+    reason = error.strerror or first_line(error)
+    if error.errno == errno.EMFILE:
+        reason += " (ulimit -n)"
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _complain(text: str, code: int) -> int:
+    line = clean(f"error: {text}")
+    if len(line) > MOST_CHARACTERS:
+        line = f"{line[: MOST_CHARACTERS - 1]}…"
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        redirect_to_null(sys.stderr)
+    return code
