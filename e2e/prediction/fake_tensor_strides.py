@@ -148,7 +148,7 @@ def _contiguous(out: Tensor, args: Sequence[Any]) -> Tensor:
 
 
 # From ATen/native: Activation.cpp, GatedLinearUnit.cpp, Loss.cpp, SoftMax.cpp, layer_norm.cpp, and
-# cuda/ of these. On a CPU, tests/e2e/test_fake_tensor_strides.py compares each with the kernel.
+# cuda/ of these. On a CPU, tests/e2e/test_recorded_calls.py compares each with the kernel.
 RULES: dict[str, Rule] = {
     "aten.hardtanh_backward.default": _as_sum_of(0, 1),
     "aten.hardswish_backward.default": _as_sum_of(0, 1),
