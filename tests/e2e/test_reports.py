@@ -54,7 +54,6 @@ from e2e.report.run_report import FIRST_NAMES, report
 from e2e.results.types import Cause, LayerGain, LedgerLine, PartGain, Repeat, Training
 from microbench import fmt
 from microbench.commands import explain_again
-from microbench.device.host import LOAD, SHARE
 from microbench.errors import UserError
 from microbench.report import writers
 from microbench.report.charts import write_chart
@@ -166,8 +165,7 @@ def said() -> Iterator[tuple[str, Run]]:
     yield "nothing to compare", run_of(arm("fp32", 812.0))
     yield "a CPU", replace(tokens, device={"name": "a CPU", "kind": "cpu"})
     rough = predicted_only("fp32", gpu_s=None, interval_s=None, launches=0, host_s=None)
-    cpu_load = {"device": {"name": "a CPU", "kind": "cpu"}, "settings": {LOAD: {SHARE: 1}}}
-    yield "predicted on a busy CPU", run_of(rough, **cpu_load)
+    yield "predicted on a CPU", run_of(rough, device={"name": "a CPU", "kind": "cpu"})
     for terms in (
         {"convolutions": -5.0, "casts": 6.0}, {"convolutions": -5.0, "casts": 0.01},
         {"convolutions": 1.0, "matrix_products": 0.5}, {"casts": 0.05, "copies": 1e-6},

@@ -56,7 +56,7 @@ h200/linear-torchao h200/gemm-grouped
 h200/cifar-vgg16 h200/conv-fp16 h200/diagnose/mlp_small
 h200/diagnose/prove-syncs h200/diagnose/public/accelerate h200/diagnose-scenarios h200/fleet
 h200/gemm-fp16 h200/layers-resnet50 h200/ledger-resnet50 h200/loaders h200/gemm-triton
-h200/payoff-conv h200/peak h200/predict-held-out h200/ranks-resnet50 h200/ranks-strong
+h200/payoff-conv h200/peak h200/predict-gpu-time h200/ranks-resnet50 h200/ranks-strong
 h200/stalls-two-cpus h200/timm/amp h200/train-fp8
 h200/verify-resnet50-nchw"""
 COMPARED = """h200/gemm-all h200/gemm-fp16 h200/ablation/all h200/ablation/no-split
