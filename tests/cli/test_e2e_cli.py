@@ -41,19 +41,6 @@ def two():
 
 def not_a_number(output, target):
     return output.float().sum() * float("nan")
-
-class Picky(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = build()
-
-    def forward(self, x):
-        if torch.is_autocast_enabled("cpu"):
-            raise RuntimeError("I will not be cast\\nand on two lines")
-        return self.body(x)
-
-def picky():
-    return Picky()
 """
 
 
@@ -150,18 +137,6 @@ def test_processes_are_fresh_and_resuming_adds_one(folder: Path, tmp_path: Path)
         assert len(after["times_s"]) > count
     assert set(three["amp-bf16"]["speedup"]) == {"fp32"}
     assert "3 processes" in " ".join(shown(file, "--verbose").split())
-
-
-def test_tokens_are_counted(folder: Path) -> None:
-    file = folder / "tokens.json"
-    arms = by_recipe(trained(folder, file, "gpt-tiny", *PAIR, "--batch", "2")[0])
-    for result in arms.values():
-        assert result["unit"] == "tok"
-        assert result["step_units"] == 2 * int(result["case"]["input"])
-        assert (result["case"]["layout"], result["case"]["image_size"]) == ("", None)
-        check_steps(result)
-    assert "tok/s" in shown(file)
-    assert "img/s" not in shown(file)
 
 
 def test_a_line_on_a_terminal_tells_the_time_left(folder: Path, tmp_path: Path) -> None:
@@ -333,15 +308,6 @@ def test_steps_of_what_diverges_are_no_result(how: tuple[str, str], folder: Path
         assert (result["status"], result["times_s"], result["repeats"]) == ("failed", None, [])
         assert "weights are not finite" in result["reason"]
     assert "weights are not finite" in " ".join(ran.stdout.split())
-
-
-def test_what_raises_under_one_recipe_fails_that_row_only(folder: Path) -> None:
-    run, ran = trained(folder, folder / "picky.json", "mine:picky", *OWN, *PAIR)
-    arms = by_recipe(run)
-    check_steps(arms["fp32"])
-    assert (arms["amp-bf16"]["status"], arms["fp32"]["status"]) == ("failed", "ok")
-    assert "I will not be cast" in arms["amp-bf16"]["reason"]
-    assert "I will not be cast" in " ".join(ran.stdout.split())
 
 
 # ---------------------------------------------------------------- list, explain

@@ -1,9 +1,9 @@
-"""What a run saves and when, what the death of a process costs, and how long a run takes."""
+"""What a run saves and when, what bad networks and dead processes cost, how long a run takes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples.commands import warm_children
+from samples import bad_networks
+from samples.commands import Ran, run_here, warm_children
 from samples.training_runs import arm
 
+from e2e.__main__ import main
+from e2e.commands import worker
 from e2e.commands.job import Begun, Stage, with_what_was
 from e2e.commands.progress import RECORDING_S, TimeLeft, TrainProgress
 from e2e.commands.session import Session
@@ -28,6 +31,12 @@ from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
 LEDGER = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ledger-resnet50.json"
+
+
+@pytest.fixture(autouse=True)
+def _warm() -> Iterator[None]:
+    with warm_children():
+        yield
 
 
 @pytest.fixture
@@ -132,8 +141,7 @@ def dies_in_recording(session: Session, run: Run) -> Run:
 def test_a_process_that_dies_when_all_is_timed_costs_no_times(
     tmp_path: Path, procedure: Callable[[Session, Run], Run]
 ) -> None:
-    with warm_children():
-        run = run_training(options(tmp_path / "run.json"), procedure, "test").run
+    run = run_training(options(tmp_path / "run.json"), procedure, "test").run
     (training,) = run.of(Training)
     assert training.status == "ok"
     assert training.steps is not None
@@ -172,8 +180,7 @@ def test_a_fault_of_the_gpu_costs_the_recipe_alone_in_whose_step_it_is(
     tmp_path: Path, recipes: list[str], step: int
 ) -> None:
     asked = options(tmp_path / "run.json", recipe="fp32,amp-bf16,bf16")
-    with warm_children():
-        run = run_training(asked, partial(breaks_the_gpu, recipes, step), "test").run
+    run = run_training(asked, partial(breaks_the_gpu, recipes, step), "test").run
     assert [t.case.recipe for t in run.of(Training)] == ["fp32", "amp-bf16", "bf16"], "as asked"
     stage = "warming up" if step == 1 else "timing"
     for training in run.of(Training):
@@ -250,3 +257,78 @@ def test_a_prediction_of_many_is_announced_after_the_first() -> None:
         assert found == (None if expected is None or found is None else pytest.approx(expected))
         now_s += 3.0
         left.done()
+
+
+# ---------------------------------------------------------------- networks that crash or hang
+
+
+FATAL = {
+    "raises": "ValueError: the third layer takes 7 channels",
+    "crashes": "SIGSEGV",
+    "leaves": "exit code 7",
+    "sleeps": "hung",
+    "has_no_memory": "MemoryError",
+}
+AT_ONCE = {
+    "raises_at_once": "its forward raised ValueError: the third layer takes 7 channels",
+    "crashes_at_once": "ended (SIGSEGV) while running samples.bad_networks:crashes_at_once once",
+    "sleeps_at_once": "while running samples.bad_networks:sleeps_at_once once",
+}
+
+
+def train(file: Path, name: str, *words: object) -> Ran:
+    with pytest.MonkeyPatch.context() as patch:
+        if "sleeps" in name:  # others may be slow, on a busy machine
+            patch.setattr(worker, "SET_UP_S", 15.0)
+            patch.setattr(worker, "HANG_S", 5.0)
+        ran = run_here(
+            main, "e2e", "train", f"samples.bad_networks:{name}", "--device", "cpu", "--batch", "4",
+            "--recipe", "fp32", "--budget", "0.1", "--json", file, *words,
+        )  # fmt: skip
+    assert "Traceback" not in ran.stderr
+    assert "device" not in ran.stderr
+    return ran
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_what_a_network_does_while_it_is_timed_is_its_arms_reason(
+    tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "run.json"
+    ran = train(file, name)
+    assert ran.returncode == 1
+    (training,) = read_run(file).of(Training)
+    assert training.status == "failed"
+    assert FATAL[name] in (training.reason or "")
+    assert read_run(file).finished_at
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_what_it_does_when_it_is_tried_is_one_line(tmp_path: Path, name: str) -> None:
+    ran = train(tmp_path / "run.json", name)
+    assert ran.returncode == 2
+    assert AT_ONCE[name] in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["crashes_in_training", "raises_in_training"])
+def test_a_training_that_breaks_off_keeps_the_times(tmp_path: Path, name: str) -> None:
+    """It fails long after it was timed; what was measured before stays."""
+    file = tmp_path / "run.json"
+    train(file, name, "--iterations", "8000")
+    (training,) = read_run(file).of(Training)
+    assert training.status == "failed"
+    assert "training from seed" in (training.reason or "")
+    assert training.steps is not None
+
+
+def test_a_process_that_dies_costs_the_times_of_that_process_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(bad_networks.STARTS, str(tmp_path / "starts"))
+    file = tmp_path / "run.json"
+    assert train(file, "crashes_in_another", "--processes", "2").returncode == 0
+    (training,) = read_run(file).of(Training)
+    assert training.status == "ok"
+    assert len(training.steps.processes) < 2
+    assert len(set((tmp_path / "starts").read_text().split())) > 1
