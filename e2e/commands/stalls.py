@@ -61,12 +61,14 @@ def run_stalls(network: str, workers: str | None, measure: str, values: dict[str
 def run_loaders(backend: str, workers: str | None, values: dict[str, Any]) -> Done:
     """Measure loaders alone, in images per second. UserError for options that do not fit."""
     own = is_own(str(values["data"]))
-    names = [name for name, entry in LOADERS.items() if ("own" in entry.sources) == own]
+    data = str(values["data"]).partition(":")[0]
+    source = "own" if own else "arrays" if data in SMALL else "files"
+    names = [name for name, entry in LOADERS.items() if source in entry.sources]
     if backend != "all":
         for name in filter(None, backend.split(",")):
             check_name(name.strip(), "--backend")
-        names = parse_names(backend, names, "--backend")
-    data = str(values["data"]).partition(":")[0]
+        known = [name for name, entry in LOADERS.items() if ("own" in entry.sources) == own]
+        names = parse_names(backend, known, "--backend")
     if data == "synthetic":
         raise UserError("--data synthetic is one batch: there is nothing to load; try --data made")
     # No network is trained: a small one will do, at the size of the images.

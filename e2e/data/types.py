@@ -21,7 +21,6 @@ Broken = tuple[str, str]  # a file and what is wrong with it
 OnBroken = Callable[
     [Sequence[Broken]], None
 ]  # counts and lists broken files; UserError when strict
-OnNote = Callable[[str], None]
 
 
 class ImageFile(NamedTuple):
@@ -98,8 +97,8 @@ class LoadSpec:
     `cold`: each file is dropped from the page cache right before it is read.
 
     The rest is filled in by the data. `size` is (height, width) in pixels. `share` is (rank,
-    ranks): this rank's part of a batch that is `ranks` times as large. `on_note` gets remarks for
-    the user, a line at a time, `on_broken` the files that are broken.
+    ranks): this rank's part of a batch that is `ranks` times as large. `on_broken` gets the files
+    that are broken.
     """
 
     batch: int
@@ -111,7 +110,6 @@ class LoadSpec:
     size: tuple[int, int] = (0, 0)
     normal: Normal = IMAGENET
     share: Share = ALL
-    on_note: OnNote = lambda _: None
     on_broken: OnBroken = lambda _: None
 
     @property

@@ -31,19 +31,17 @@ from e2e.data.loaders.device_copy import Contended
 from e2e.data.loaders.gpu_decode import Ahead
 from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_crop
 from e2e.data.loaders.reading import Read, decode
-from e2e.data.loaders.resident import no_room
 from e2e.data.loaders.workers import Shuffled
 from e2e.data.types import IMAGENET, Arrays, Data, Files, ImageFile, LoadSpec
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
-FROM_FILES = ("torchvision", "resident")
 BROKEN = {"cut.jpg", "header.jpg", "noise.jpg", "cut.png", "text.jpg", "empty.jpg"}
 
 
 @pytest.fixture
 def damaged(root: Path) -> Path:
-    """Also files that are broken, and hidden from a glance by what they begin with."""
+    """Also files that are broken."""
     whole, png = encoded(photo(1, (200, 200))), encoded(photo(1, (200, 200)), "PNG")
     folder = root / "train" / "a"
     put(folder / "cut.jpg", whole[: len(whole) // 2])
@@ -77,6 +75,8 @@ def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) 
     said = message(lambda: small_arrays().load(LoadSpec(4, CPU, 1, "gpu-decode")))
     assert "takes image files (--data folder:DIR)" in said
     assert "for this data choose from synthetic, pinned, torchvision, resident" in said
+    said = message(lambda: opened(root, "resident"))
+    assert "takes images in memory (--data cifar10:DIR, generated)" in said
     assert "which returns its WebDataset" in message(lambda: opened(root, "webdataset"))
     assert "cannot train" in message(lambda: opened(root, "read"))
     said = message(lambda: opened(root, "torchvision-draft"))
@@ -88,9 +88,8 @@ def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) 
 # ---- what comes
 
 
-@pytest.mark.parametrize("loader", FROM_FILES)
-def test_every_back_end_gives_each_image_once_an_epoch(root: Path, loader: str) -> None:
-    data = opened(root, loader)
+def test_each_image_of_a_folder_comes_once_an_epoch(root: Path) -> None:
+    data = opened(root)
     batches = drawn(data.load(LoadSpec(8, CPU, 1)), 5, channels_last=True)
     for images, classes in batches:
         assert images.shape == (8, 3, 16, 16)
@@ -105,21 +104,16 @@ def test_every_back_end_gives_each_image_once_an_epoch(root: Path, loader: str) 
         "from the disk itself"
     )
     assert not same(batches, drawn(data.load(LoadSpec(8, CPU, 2)), 5))
-    others = opened(root, loader, workers=2)
+    others = opened(root, workers=2)
     assert same(batches, drawn(others.load(LoadSpec(8, CPU, 1, workers=2)), 5))
     assert same(data.held_out(4, CPU), others.held_out(4, CPU))
     assert numbers(data.held_out(4, CPU)) == [0, 2, 1, 3]
-    notes = ["20 images decoded once" in note for note in data.notes]
-    assert notes == ([True] if loader == "resident" else [])
 
 
-@pytest.mark.parametrize("loader", FROM_FILES)
-def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
-    data = opened(damaged, loader)
-    count = data.train_samples
-    assert count == 24  # text.jpg and empty.jpg are found at once
-    order = numbers(drawn(data.load(LoadSpec(count, CPU, 1)), 1))
-    # A good one takes a broken one's place, or it is not there at all.
+def test_a_good_image_takes_the_place_of_a_broken_one_which_is_told(damaged: Path) -> None:
+    data = opened(damaged)
+    assert data.train_samples == 26
+    order = numbers(drawn(data.load(LoadSpec(26, CPU, 1)), 1))
     assert set(order) == set(range(20))
     assert broken_note(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
 
@@ -144,7 +138,7 @@ def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
         wait_for(dropped)  # another processor may hold pages for a moment
 
 
-def test_arrays_are_cut_as_cifars_scripts_do_and_resident_files_decoded_once(root: Path) -> None:
+def test_arrays_are_cut_as_cifars_scripts_do() -> None:
     data = small_arrays()
     batches = drawn(data.load(LoadSpec(6, CPU, 1, "torchvision")), 4)
     assert same(batches, drawn(data.load(LoadSpec(6, CPU, 1, "torchvision", workers=2)), 4))
@@ -158,20 +152,6 @@ def test_arrays_are_cut_as_cifars_scripts_do_and_resident_files_decoded_once(roo
     for image in ((batches[0][0] - shift) / scale).round():
         both = torch.stack([image, image.flip(2)])
         assert any((windows == one).all((1, 2, 3)).any() for one in both)
-    said = message(lambda: opened(root, "resident", size=300_000).load(LoadSpec(1, CPU, 1)))
-    assert "keeps 20 images in" in said
-    assert "more than half of the" in said
-    assert no_room(1000, (224, 224), 2 * 1000 * 3 * 256 * 256) is None
-    assert no_room(1001, (224, 224), 2 * 1000 * 3 * 256 * 256) is not None
-    assert no_room(10**9, (224, 224), None) is None, "nobody knows"
-
-    data = opened(root, "resident", size=14)
-    first = data.load(LoadSpec(4, CPU, 1))
-    for path in root.glob("train/*/*"):
-        path.unlink()
-    batches = drawn(data.load(LoadSpec(4, CPU, 1)), 5)
-    assert same(batches, drawn(first, 5))
-    assert sorted(numbers(batches)) == list(range(20))
 
 
 def test_reading_counts_bytes_and_broken_files(root: Path) -> None:

@@ -146,7 +146,7 @@ def test_too_little_shared_memory_is_found_before_workers_start_and_too_few_core
     many = cpus.cores() + 1
     data = opened(root, workers=many)
     assert data.notes == (f"{many} loader workers on {many - 1} cores: they take turns",)
-    assert opened(root, "resident", workers=many).notes == ()
+    assert opened(root, "synthetic", workers=many).notes == ()
     data = opened(root)
     data.load(LoadSpec(4, CPU, 1, workers=many)).close()
     assert "they take turns" in data.notes[0]

@@ -94,7 +94,7 @@ class Images:
         height, width = self.sample[1:]
         spec = replace(
             spec, size=(height, width), normal=self._normal, share=self._options.share,
-            on_note=self._note, on_broken=self._on_broken,
+            on_broken=self._on_broken,
         )  # fmt: skip
         return open_loader(self.source, spec)
 
@@ -159,7 +159,6 @@ class Folder(Images):
         self.name = name
         self._listing = list_images(root)
         self._broken: dict[str, str] = {}
-        self.on_broken(self._listing.broken.items())
         source, classes = Files(self._listing.train, root), len(self._listing.classes)
         super().__init__(source, classes, IMAGENET, options, self.on_broken)
 

@@ -72,7 +72,7 @@ LOADERS: dict[str, Backend] = {
     ),
     "resident": Backend(
         "resident", "all images stay on the device and are cropped and flipped there",
-        ("files", "arrays"), processes=False,
+        ("arrays",), processes=False,
     ),
     OWN: Backend("workers", "torch's DataLoader over what your function returns", ("own",)),
     "read": Backend(

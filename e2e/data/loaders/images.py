@@ -20,9 +20,11 @@ from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.reading import decode, none_left, read, short
-from e2e.data.loaders.resident import CENTRE, PADDING
+from e2e.data.loaders.resident import PADDING
 from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
 from e2e.data.types import Arrays, Broken, ImageFile, LoadSpec, Source, shared
+
+CENTRE = 224 / 256  # of the shorter side: the centre crop of a held-out image
 
 Crop = Callable[[Any], Tensor]
 
@@ -144,14 +146,14 @@ def open_loader(source: Source, spec: LoadSpec) -> ImageLoader:
     return ImageLoader(samples, count, source, spec)
 
 
-def once(pictures: Sequence[ImageFile], spec: LoadSpec, cut: Crop | None = None) -> Iterator[Batch]:
-    """Every image once, in order, cropped by `cut` (None: its centre). Broken ones are left out.
+def once(pictures: Sequence[ImageFile], spec: LoadSpec) -> Iterator[Batch]:
+    """The centre of every image once, in order. Broken ones are left out.
 
     Of several ranks each has its share of the batches.
     """
     draws: list[SeededIndex] = [(index, 0) for index in range(len(pictures))]
     batches = [draws[at : at + spec.batch] for at in range(0, len(draws), spec.batch)]
-    samples = ImageDataset(pictures, cut or centre(spec.size), whole=True)
+    samples = ImageDataset(pictures, centre(spec.size), whole=True)
     workers = Workers(
         samples, spec, batch_bytes=spec.batch_bytes, pinned=spec.pinned,
         batch_sampler=shared(batches, spec.share), collate_fn=together,
@@ -177,9 +179,5 @@ def random_shift(size: tuple[int, int]) -> v2.Compose:
 
 def centre(size: tuple[int, int]) -> v2.Compose:
     """The centre crop of `size` pixels, CENTRE of the shorter side."""
-    return middle(size, round(max(size) / CENTRE))
-
-
-def middle(size: tuple[int, int], shorter: int) -> v2.Compose:
-    """The centre crop of `size` after the shorter side has been resized to `shorter` pixels."""
-    return v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
+    resize = v2.Resize(round(max(size) / CENTRE), antialias=True)
+    return v2.Compose([resize, v2.CenterCrop(size), v2.PILToTensor()])

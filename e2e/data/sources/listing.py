@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from e2e.data.types import ImageFile
 from microbench.errors import UserError
@@ -16,29 +16,20 @@ from microbench.errors import UserError
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 )
-MOST_KINDS = 5  # of other files that a note names
 TRAIN = "train"
 HELD_OUT = ("val", "valid", "validation", "test")  # the first one there is taken
 LAYOUT = "expected are train/CLASS/*.jpg and val/CLASS/*.jpg in it, or CLASS/*.jpg"
 HELD_OUT_SHARE = 0.1  # where no folder says what to hold out
-# Looking into a file takes 10 us when its folder is cached and milliseconds when it is not: of more
-# files than this only the sizes are looked at, and the rest is found out when they are loaded.
-MAX_OPENED = 50_000
-SIGNATURES = (
-    b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*",
-    b"P1", b"P2", b"P3", b"P4", b"P5", b"P6",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a folder. `broken` maps paths of files that are no images to the reasons."""
+    """The images of a folder, by their names: which are broken is found when they are loaded."""
 
     root: Path
     classes: tuple[str, ...]
     train: tuple[ImageFile, ...]
     held_out: tuple[ImageFile, ...]
-    broken: dict[str, str]
     notes: tuple[str, ...]
 
 
@@ -48,46 +39,38 @@ def list_images(root: Path) -> Listing:
     The order and the held-out part depend on names alone, not on the file system.
     """
     train_root, kept_root = _parts(root)
-    left_out, unread = Counter[str](), Counter[str]()
-    by_class = _by_class(train_root, left_out, unread)
+    left_out = Counter[str]()
+    by_class = _by_class(train_root, left_out)
     classes = tuple(name for name, paths in by_class.items() if paths)
     if not classes:
         raise UserError(f"{train_root} has no class folders with images; {LAYOUT}")
     notes = [f"no image in {train_root / name}" for name, paths in by_class.items() if not paths]
     if len(classes) == 1:
         notes.append(f"only one class, {classes[0]}: accuracy is meaningless")
-    kept = _by_class(kept_root, left_out, unread) if kept_root else {}
+    kept = _by_class(kept_root, left_out) if kept_root else {}
     if unknown := [name for name, paths in kept.items() if paths and name not in classes]:
         raise UserError(
             f"{kept_root} has classes that the train folder lacks: {', '.join(unknown[:3])}"
         )
     if left_out:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common(MOST_KINDS))
-        more = len(left_out) - MOST_KINDS
+        ((most, _),) = left_out.most_common(1)
         notes.append(
-            f"left out, for their names are no images': {printable_name(kinds)}"
-            + (f" and {more} more kinds" if more > 0 else "")
+            f"left out, for their names are no images': {left_out.total():,} files, most of them "
+            f"{printable_name(most)}"
         )
-    notes += [f"left out, {what}: {count:,}" for what, count in unread.items()]
-    opened = sum(map(len, (*by_class.values(), *kept.values()))) <= MAX_OPENED
-    broken: dict[str, str] = {}
 
     def labelled(paths: dict[str, list[str]]) -> list[ImageFile]:
-        every = [ImageFile(p, label) for label, c in enumerate(classes) for p in paths.get(c, [])]
-        broken.update((image.path, why) for image in every if (why := _trouble(image.path, opened)))
-        return [image for image in every if image.path not in broken]
+        return [ImageFile(p, label) for label, c in enumerate(classes) for p in paths.get(c, [])]
 
     train, held_out = labelled(by_class), labelled(kept)
     if not held_out:
         train, held_out = _split(train, root)
         notes.append(f"no {HELD_OUT[0]} images: {len(held_out):,} of {TRAIN} are held out instead")
     if not train or not held_out:
-        first = next((f", {printable(path, root)} ({why})" for path, why in broken.items()), "")
         raise UserError(
-            f"{root} has too few images: {len(train)} for training, {len(held_out)} held out, "
-            f"{len(broken)} broken{first}"
+            f"{root} has too few images: {len(train)} for training, {len(held_out)} held out"
         )
-    return Listing(root, classes, tuple(train), tuple(held_out), broken, tuple(notes))
+    return Listing(root, classes, tuple(train), tuple(held_out), tuple(notes))
 
 
 def _parts(root: Path) -> tuple[Path, Path | None]:
@@ -115,29 +98,17 @@ def printable_name(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
-def _by_class(root: Path, left_out: Counter[str], unread: Counter[str]) -> dict[str, list[str]]:
-    """The image files below each folder of a folder, in the order of their names; what else is
-    there is counted by kind, and folders that cannot be read or are links that lead nowhere or up.
+def _by_class(root: Path, left_out: Counter[str]) -> dict[str, list[str]]:
+    """The image files below each folder of a folder, in the order of their names; other files are
+    counted by kind. UserError for a folder that cannot be read.
     """
-    classes: dict[str, list[str]] = {}
-    for name in sorted(_names(root)):
-        path = root / name
-        leads = path.exists() and not root.resolve().is_relative_to(path.resolve())
-        if path.is_symlink() and not leads:
-            unread["links that lead nowhere, or to a folder above"] += 1
-        elif path.is_dir():
-            classes[name] = sorted(_files(path, left_out, unread))
-    return classes
+    folders = [name for name in sorted(_names(root)) if (root / name).is_dir()]
+    return {name: sorted(_files(root / name, left_out)) for name in folders}
 
 
-def _files(folder: Path, left_out: Counter[str], unread: Counter[str]) -> Iterator[str]:
-    def unreadable(_: OSError) -> None:
-        unread["folders that cannot be read"] += 1
-
-    for here, folders, files in os.walk(folder, onerror=unreadable):
+def _files(folder: Path, left_out: Counter[str]) -> Iterator[str]:
+    for here, folders, files in os.walk(folder, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for _link in (name for name in folders if os.path.islink(os.path.join(here, name))):
-            left_out["link to a folder"] += 1
         for name in files:
             suffix = os.path.splitext(name)[1].lower()
             if suffix in SUFFIXES and not name.startswith("."):
@@ -151,7 +122,11 @@ def _names(folder: Path) -> list[str]:
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError as error:
-        raise UserError(f"folder {folder} cannot be read: {error.strerror}") from None
+        _unreadable(error)
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise UserError(f"folder {error.filename} cannot be read: {error.strerror}") from None
 
 
 def _split(pictures: Sequence[ImageFile], root: Path) -> tuple[list[ImageFile], list[ImageFile]]:
@@ -172,21 +147,3 @@ def _split(pictures: Sequence[ImageFile], root: Path) -> tuple[list[ImageFile], 
         count = max(1, round(HELD_OUT_SHARE * len(some))) if len(some) > 1 else 0
         held_out.update(sorted(some, key=rank)[:count])
     return [p for p in pictures if p not in held_out], [p for p in pictures if p in held_out]
-
-
-def _trouble(path: str, opened: bool) -> str | None:
-    """What is wrong with a file that is no image, as far as it is quick to see."""
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            return "not a file"
-        if not status.st_size:
-            return "empty"
-        if not opened:
-            return None
-        with open(path, "rb", buffering=0) as file:
-            head = file.read(12)
-    except OSError as error:
-        return error.strerror or "unreadable"
-    webp = head[:4] == b"RIFF" and head[8:] == b"WEBP"
-    return None if webp or head.startswith(SIGNATURES) else "not an image"
