@@ -212,7 +212,7 @@ FOREIGN = {
     "plot": "show FILE --chart", "profile": "diagnose", "explain": "dev explain",
     "completion": "dev completion",
 }  # fmt: skip
-# What run files of earlier versions have in place of an option, and its value.
+# What run files of earlier versions have, if it was given, in place of an option and its value.
 RETIRED = {"autotune": ("tune", 24), "no_tune": ("tune", 0)}
 # Of a call, not of a run.
 SCREEN = ("json", "overwrite", "verbose", "quiet")
@@ -298,8 +298,8 @@ class Command(click.Command):
     def _kept(self, path: Path, given: set[str]) -> dict[str, Any]:
         """The options of a run file that are to be taken; none where it is of another command.
 
-        UserError where it keeps none. A file that cannot be read is what the command complains
-        about.
+        UserError where it keeps none, or one that is retired. A file that cannot be read is what
+        the command complains about.
         """
         try:
             document: Any = read_json_file(path)
@@ -314,10 +314,14 @@ class Command(click.Command):
             return {}
         for names in self.either:
             given |= names if names & given else set()
-        known = {str(param.name) for param in self.params} - given - {"resume", *SCREEN}
-        words = cast("dict[str, Any]", options)
-        words |= dict(RETIRED[name] for name in RETIRED if words.get(name))
-        taken = {name: value for name, value in words.items() if name in known}
+        known = {str(param.name) for param in self.params}
+        written: Iterable[tuple[str, Any]] = cast("dict[str, Any]", options).items()
+        words: dict[str, Any] = dict(RETIRED.get(name, (name, value)) for name, value in written)
+        if lost := words.keys() - known:
+            name = min(lost).replace("_", "-")
+            raise UserError(f"--resume {path}: --{name} is of another version; start a new run")
+        left = known - given - {"resume", *SCREEN}
+        taken = {name: value for name, value in words.items() if name in left}
         for name, value in taken.items():
             if not isinstance(value, str | int | float):
                 raise UserError(f"{path} is damaged or not a halfway file: options.{name}")

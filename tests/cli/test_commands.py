@@ -222,7 +222,7 @@ def run_file(path: Path, kind: str, **options: object) -> Path:
 def test_what_is_not_written_is_taken_from_the_file_the_network_too(tmp_path: Path) -> None:
     words = ("gemm", "--sizes", "16,24", "--dtype", "bf16", "--device=cpu", "--tune", "24")
     options = {"sizes": "16,24", "dtype": "bf16", "device": "cpu", "autotune": True}
-    file = run_file(tmp_path / "run.json", "gemm", **options, quiet=True, unknown=3)
+    file = run_file(tmp_path / "run.json", "gemm", **options, quiet=True)
     found, usual = kernels("gemm", "--resume", file), kernels(*words, "--resume", file)
     assert found == usual
     assert not found["quiet"]
@@ -278,6 +278,9 @@ def test_a_file_of_an_older_version_and_a_damaged_one_are_refused(
         file = run_file(tmp_path / "run.json", "gemm", **{name: value})
         with pytest.raises(UserError, match=f"options.{name}"):
             kernels("gemm", "--resume", file)
+    file = run_file(tmp_path / "run.json", "train", network="resnet18", verify=True)
+    with pytest.raises(UserError, match="--verify is of another version; start a new run"):
+        training("train", "--resume", file)
     file = run_file(tmp_path / "run.json", "gemm", budget="much")
     with pytest.raises(click.UsageError, match="'much' is not a valid float"):
         kernels("gemm", "--resume", file)
