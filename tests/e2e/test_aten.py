@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from samples.launching import Recorded, Recorder, declared, finite, specs
+from samples.train_cases import Recorded, Recorder, declared, finite, specs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from samples.kernel_runs import h200_run
-from samples.random_traces import traces
-from samples.traces import MS, US, Made
+from samples.traces import MS, US, Made, traces
 from samples.training_runs import amp_run, arm, broken_run, run_of
 
 from e2e.__main__ import main

@@ -16,10 +16,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.commands import run_here
-from samples.field_traces import A100, BF16, FLOAT, H200, MS, SQUARE, V100, WORK, Tape, recorded
-from samples.field_traces import second_recording as second
-from samples.random_traces import traces
-from samples.traces import BACKWARD, US, Made
+from samples.traces import (
+    A100,
+    BACKWARD,
+    BF16,
+    FLOAT,
+    H200,
+    MS,
+    SQUARE,
+    US,
+    V100,
+    WORK,
+    Made,
+    Tape,
+    recorded,
+    traces,
+)
+from samples.traces import second_recording as second
 
 from e2e.__main__ import main
 from e2e.profile.diagnosis import diagnose

@@ -14,8 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samples.field_traces import Tape, recorded
-from samples.traces import MS, Made
+from samples.traces import MS, Made, Tape, recorded
 from samples.train_cases import Undecided, case_of, network_of, quietly
 
 from e2e.aten import Call, TensorSpec, describe

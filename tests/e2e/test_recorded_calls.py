@@ -13,8 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samples.launching import specs
-from samples.train_cases import Undecided, case_of, differences, network_of
+from samples.train_cases import Undecided, case_of, differences, network_of, specs
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves

@@ -19,8 +19,7 @@ from statistics import fmean, median
 import pytest
 import torch
 from hypothesis import given, settings
-from samples.random_traces import traces
-from samples.traces import Made
+from samples.traces import Made, traces
 from scenarios.__main__ import main
 from scenarios.pack_trace import pack
 from scenarios.report import summary, table

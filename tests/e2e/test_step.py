@@ -13,10 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples.field_traces import Tape, recorded
-from samples.launching import Checkpointed
-from samples.random_traces import traces
-from samples.traces import BACKWARD, MAIN, MS, US, Made, begun
+from samples.traces import BACKWARD, MAIN, MS, US, Made, Tape, begun, recorded, traces
+from samples.train_cases import Checkpointed
 from samples.training_runs import arm
 from torch import Tensor, nn
 

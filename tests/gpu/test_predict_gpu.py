@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples.launching import Recorder, declared, finite
-from samples.train_cases import case_of, differences, quietly
+from samples.train_cases import Recorder, case_of, declared, differences, finite, quietly
 from samples.waiting import no_waits
 from torch import Tensor, nn
 from torch.nn import functional as F
