@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from queue import SimpleQueue
+from functools import partial
 
 from microbench.command_line import MAX_SEED
 from microbench.device.device import why_no_cuda
@@ -29,7 +29,6 @@ from microbench.run_output import STDOUT, command_line, now, run_console, run_fi
 from microbench.worker import Worker
 
 HANG_S = 60.0  # without news, beyond what sampling takes: the GPU hangs
-MeasuredGpu = tuple[int, Json, list[GpuResult]]  # its index, its facts, what was measured
 
 
 def check_fleet(request: Request, threshold: str) -> int:
@@ -46,26 +45,21 @@ def check_fleet(request: Request, threshold: str) -> int:
                    "software": software(), "threshold_pct": threshold_pct}  # fmt: skip
     # The same configurations on every GPU: what differs is then the GPU.
     conditions = replace(asked, seed=seed, tune=0)
-    devices, console, done = devices_here(), run_console(outputs), SimpleQueue[MeasuredGpu]()
-    gpus, rows = list[MeasuredGpu](), list[GpuResult]()
+    devices, console = devices_here(), run_console(outputs)
     with run_file(outputs, CHECK) as (path, _):
         # In the main thread: a child ends with the thread that started it.
         workers = [Worker(replace(conditions, device=name), HANG_S) for name in devices]
-        try:
-            for gpu, worker in enumerate(workers):
-                work = (request, worker, gpu, done)
-                threading.Thread(target=_measure, args=work, daemon=True).start()
-            for _ in devices:
-                gpus = sorted([*gpus, done.get()], key=lambda one: one[0])
-                rows = judged([row for *_, measured in gpus for row in measured], threshold_pct)
-                # The facts of one GPU and not of several: the first one's.
-                facts["device"] = next((device for _, device, _ in gpus if device), Json())
-                facts["finished_at"] = now()
-                write_text(json.dumps(to_json(facts, rows), allow_nan=False), path)
-                console.print(f"{len(gpus)} of {len(devices)} measured")
-        finally:
-            for worker in workers:
-                worker.close()
+        with ThreadPoolExecutor(len(workers)) as threads:
+            try:
+                gpus = list(threads.map(partial(_measure, request), workers, range(len(workers))))
+            finally:
+                for worker in workers:
+                    worker.close()
+        rows = judged([row for _, measured in gpus for row in measured], threshold_pct)
+        # The facts of one GPU and not of several: the first one's.
+        facts["device"] = next((device for device, _ in gpus if device), Json())
+        facts["finished_at"] = now()
+        write_text(json.dumps(to_json(facts, rows), allow_nan=False), path)
         print_report(report_of_file(path), console, verbose=outputs.verbose)
         console.print(f"Run file: {path}")
         if outputs.json == STDOUT:
@@ -82,10 +76,10 @@ def devices_here() -> list[str]:
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
-def _measure(request: Request, worker: Worker, gpu: int, done: SimpleQueue[MeasuredGpu]) -> None:
-    """Put what a GPU measures, as far as it gets. Nothing is raised."""
+def _measure(request: Request, worker: Worker, gpu: int) -> tuple[Json, list[GpuResult]]:
+    """The facts of a GPU and what it measures, as far as it gets. Nothing is raised."""
     rows: list[GpuResult] = []
-    row, device = GpuResult(gpu), {}
+    row, device = GpuResult(gpu), Json()
     try:
         greeting = worker.greet()
         device = greeting.device | {"card": None}  # without the hash that tells cards apart
@@ -103,7 +97,7 @@ def _measure(request: Request, worker: Worker, gpu: int, done: SimpleQueue[Measu
     except Exception as error:  # whatever it is, the other GPUs have their rows
         reason = str(error) or type(error).__name__
         rows.append(replace(row, status="failed", reason=reason))
-    done.put((gpu, device, rows))
+    return device, rows
 
 
 def _unseen(_key: str, _stage: str) -> None:

@@ -166,37 +166,25 @@ def _answer(rows: Sequence[GpuResult], models: Sequence[str], pct: float) -> lis
 
 
 def figures(data: Mapping[str, object]) -> Report:
-    """The values in another program's document, one per line, in its own units."""
-    rows = [
-        {"figure": fmt.clean(name), "value": fmt.clean(_value(value))}
-        for name, value in data.items()
-        if name not in HEADER
-    ]
+    """The values in another program's document, one per line, in its own units; of a check of the
+    method the totals, and how long its lists are.
+    """
+    rows: list[Json] = []
+    for name, value in data.items():
+        if isinstance(value, list):
+            items = cast("list[object]", value)
+            value = len(items) if "check" in data else ", ".join(map(str, items))
+        if name not in HEADER and not ("check" in data and isinstance(value, dict)):
+            rows.append({"figure": fmt.clean(name), "value": fmt.clean(value)})
     texts = [f"{row['figure']} {row['value']}" for row in rows]
-    columns = [Column("figure", "figure"), Column("value", "value")]
-    part = Part("", columns, list(map(Row, rows)))
+    part = Part("", [Column(name, name) for name in ("figure", "value")], list(map(Row, rows)))
     answer = [Line("", fmt.listed(texts))] if texts else []
     return Report("", answer, [part], raw=[(["figure", "value"], rows)])
 
 
-def check(data: Mapping[str, object]) -> Report:
-    """The totals of a check of the method, and how long its lists are; its file holds them."""
-    return figures({
-        name: len(cast("list[object]", value)) if isinstance(value, list) else value
-        for name, value in data.items()
-        if not isinstance(value, dict)
-    })  # fmt: skip
-
-
-def _value(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, cast("list[object]", value)))
-    return str(value)
-
-
 DOCUMENTS.extend((
     Document("fleet", {"check": "fleet"}, report),
-    Document("a check of the method (tests/)", {"check": None}, check),
+    Document("a check of the method (tests/)", {"check": None}, figures),
     Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
              figures),
     Document("examples/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import geometric_mean
 from typing import Any
 
 from kernels import is_library
@@ -14,7 +13,7 @@ from kernels.op import OWN, SEPARATE
 from microbench import fmt, verdict
 from microbench.report import cases, charts, layers
 from microbench.report import payoff as payoff_report
-from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
+from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Ratio, Result, Run
 
 MOST_ROWS = 12  # of the table of sizes; with more, it has a row a setting
@@ -188,16 +187,15 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
             texts[name] = f"{name} is {', '.join(known)}"
         elif absent := _not_measured(run, [name]):
             texts[name] = absent[0]
-    means = means_of(run)
-    if len(texts) <= (1 if run.varying else cases.MOST_PRECISIONS) or not means:
+    if len(texts) <= cases.MOST_PRECISIONS:
         return list(texts.values())
-    best = max(means, key=lambda name: means[name])
-    near = [
-        name for name in means if name != best and verdict.MIN_GAIN * means[name] >= means[best]
-    ]
+    first, size = _fastest(run, [*texts])
+    if not first:
+        return list(texts.values())
+    best, *near = first
     also = f"with {fmt.listed(near)} " * bool(near)
-    fastest = f"{best}, {also}the fastest of {len(means)} on average,"
-    return [texts[best].replace(best, fastest, 1)] if best in texts else list(texts.values())
+    fastest = f"{best}, {also}the fastest of {len(texts)} at {size},"
+    return [texts[best].replace(best, fastest, 1)]
 
 
 def _not_measured(run: Run, names: Sequence[str]) -> list[str]:
@@ -207,29 +205,18 @@ def _not_measured(run: Run, names: Sequence[str]) -> list[str]:
             if not any(result.measurement for result in results)]  # fmt: skip
 
 
-def means_of(run: Run) -> dict[str, float]:
-    """The geometric mean of each precision's ratios to one baseline, over sizes that all have.
-
-    The baseline is that with the most of such sizes; empty where none has any.
+def _fastest(run: Run, names: Sequence[str]) -> tuple[list[str], str]:
+    """The precision with the shortest time at the largest size that all have, before those within
+    2 % of it; and that size. Nothing where no size has all.
     """
-    ratios: dict[str, dict[str, dict[str, float]]] = {}  # by baseline, precision and problem
-    for name in verdict.precisions_of(run).asked:
-        for payoff in verdict.payoffs(run, name):
-            known = ratios.setdefault(payoff.baseline, {}).setdefault(name, {})
-            for row in payoff.rows:
-                if row.gain != verdict.RUINED and row.ratio.ratio > 0:
-                    known[row.result.case.group] = row.ratio.ratio
-    most = max((len(by_name) for by_name in ratios.values()), default=0)
-    best: dict[str, dict[str, float]] = {}
-    common = set[str]()
-    for by_name in reversed(ratios.values()):
-        shared = set[str].intersection(*map(set[str], by_name.values()))
-        if len(by_name) == most and len(shared) > len(common):
-            best, common = by_name, shared
-    return {
-        name: geometric_mean(ratio for group, ratio in by_group.items() if group in common)
-        for name, by_group in best.items()
-    }
+    for group in sorted(verdict.groups_of(run), key=lambda group: -group[0].flops):
+        found = {name: verdict.representative(group, [name]) for name in names}
+        times = {name: one.median_s for name, one in found.items() if one and one.median_s}
+        if len(times) == len(names):
+            order = sorted(times, key=lambda name: times[name])
+            most_s = verdict.MIN_GAIN * times[order[0]]
+            return [name for name in order if times[name] <= most_s], fmt.size(group[0].case)
+    return [], ""
 
 
 def _without_baseline(run: Run, unclear: dict[str, float]) -> list[str]:
@@ -371,25 +358,24 @@ def _tables(run: Run) -> list[Part]:
     ]  # fmt: skip
     one_setting = len({verdict.subject_of(result, run) for result in shown}) == 1
     if (calls := _calls(run)) and not own:
-        several = [_over_others(run, calls)] if len(calls) > MOST_ROWS else []
-        every = replace(_sizes(run, calls), level=VERBOSE if several else DEFAULT)
-        return [*several, every, replace(settings, level=VERBOSE)]
+        return [*_shortened(_sizes(run, calls), MOST_ROWS), replace(settings, level=VERBOSE)]
     if (own and len(own) <= 2 * MOST_ROWS) or (one_setting and len(shown) <= MOST_ROWS):
         return [_sizes(run, shown), replace(others, level=VERBOSE)]
     if settings.rows and not own:
-        return [*_shortened(settings), replace(others, level=VERBOSE)]
+        return [*_shortened(settings, MOST_SETTINGS), replace(others, level=VERBOSE)]
     if others.rows:
-        return _shortened(others)
-    best = replace(_sizes(run, _best(run)), title="The highest rates")
-    return [best, replace(others, level=VERBOSE)]
+        return _shortened(others, MOST_SETTINGS)
+    return _shortened(_sizes(run, shown), MOST_ROWS)
 
 
-def _shortened(part: Part) -> list[Part]:
+def _shortened(part: Part, most: int) -> list[Part]:
     """The first rows, and the columns that are always there, for the screen; all for --verbose."""
+    if len(part.rows) <= most and most == MOST_ROWS:
+        return [part]
     columns = [column for column in part.columns if not column.drop]
-    more = len(part.rows) - MOST_SETTINGS
+    more = len(part.rows) - most
     below = [f"and {more} more: --verbose"] if more > 0 else []
-    cut = replace(part, columns=columns, rows=part.rows[:MOST_SETTINGS], below=below)
+    cut = replace(part, columns=columns, rows=part.rows[:most], below=below)
     return [cut, replace(part, level=VERBOSE)]
 
 
@@ -430,39 +416,6 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
         Column("bottleneck", "bound", drop=1),
     ]  # fmt: skip
     return Part("", columns, cases.rows_of(rows))
-
-
-def _over_others(run: Run, calls: Sequence[Result]) -> Part:
-    """A row for each size of a pass where the library picks, else a row a setting."""
-    apart: dict[tuple[str, str], list[Result]] = {}
-    settings: dict[str, None] = {}
-    for result in calls:
-        key = verdict.subject_of(result, run), ""
-        if cases.picked(result):
-            problem = result.case.problem
-            key = problem.setting["pass"], fmt.size(result.case)
-            words = (word for word in problem.title.split() if word != key[0] and "@" not in word)
-            settings[" ".join(words)] = None
-        apart.setdefault(key, []).append(result)
-    rows: list[Row] = []
-    for (which, size), results in apart.items():
-        cells: dict[str, Any] = {"which": which, "size": size or None}
-        cells["call"] = ", ".join(dict.fromkeys(result.variant or "" for result in results))
-        for name in _others(run):
-            known = [
-                ratio for r in results if (ratio := r.vs_backend.get(name)) and not ratio.ruined_pct
-            ]
-            cells[name] = cases.known_ratio(known).replace(" to ", "..") if known else None
-        rows.append(Row(cells))
-    calls_differ = len({row.item["call"] for row in rows}) > 1
-    columns = [
-        Column("setting", "which", once=True),
-        Column("size", "size"),
-        *([Column("call", "call")] if calls_differ else []),
-        *(Column(f"x {name}", name) for name in _others(run)),
-    ]
-    below = [f"over {', '.join(settings)}"] if len(settings) > 1 else []
-    return Part("Times as fast as other back ends", columns, rows, below)
 
 
 def _settings(run: Run) -> Part:

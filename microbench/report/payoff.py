@@ -21,9 +21,6 @@ from microbench.results.types import Json, Ratio, Run
 from microbench.verdict import Payoff, payoffs, precisions_of, subject_of
 
 BETWEEN = "nothing between these widths was measured"
-# A letter a cause, beside the number.
-CAUSES = {"launch": "l", "memory": "m", "layout": "t", "alignment": "a", "waves": "w",
-          "compute": "c", "power": "p", "mixed": "-", "no hardware": "n"}  # fmt: skip
 # How a linear layer is launched, in words; what is given in FP8 has no casts.
 LAUNCHED = {"launched": "as launched", "graph": "as a CUDA graph", "eager": "uncompiled"}
 LAUNCHING = 1.3  # times the GPU's time
@@ -38,7 +35,7 @@ def report(run: Run) -> Report | None:
     if _op(run).problem is Linear:
         answer, tables = _of_layers(run, maps), _layers(maps)
     else:
-        answer, tables = _answer(run, maps), [_table(maps), *(_map(*one) for one in maps.items())]
+        answer, tables = _answer(run, maps), [_table(maps)]
     return cases.kernel_report(run, answer, tables, partial(_chart, run, maps))
 
 
@@ -282,30 +279,6 @@ def _widths(of_map: Sequence[Payoff]) -> list[str]:
     """The channels that the map has, narrowest first."""
     sizes = {fmt.size(row.result.case) for p in of_map for row in p.rows}
     return sorted(sorted(sizes), key=_area)
-
-
-def _map(key: Map, of_map: Sequence[Payoff]) -> Part:
-    """Times as fast by channels, with a letter for the bottleneck."""
-    rows: list[Row] = []
-    for payoff in of_map:
-        cells = {width: "." for width in _widths(of_map)}
-        for result, ratio, _ in payoff.rows:
-            mark = fmt.UNCERTAIN if ratio.ruined_pct else ""
-            sign = "=" if ratio.no_difference and not mark else ""
-            cause = CAUSES.get(result.bound or "", "")
-            text = f"{sign}{ratio.ratio:.2g}{mark}{f'/{cause}' if cause else ''}"
-            cells[fmt.size(result.case)] = text
-        rows.append(Row({"across": _across(payoff), "cells": cells, "even": _break_even(payoff)}))
-    op = OPS[of_map[0].case.op]
-    columns = [
-        *(Column(name, f"across.{i}") for i, name in enumerate(op.across)),
-        Column("break-even", "even"),
-        *(Column(width, f"cells.{width}", drop=1) for width in _widths(of_map)),
-    ]
-    letters = ", ".join(f"{letter} {cause}" for cause, letter in CAUSES.items())
-    below = f"times as fast by {op.axis_name}; = no difference seen; . not measured"
-    below += f"; /: {letters}" if op.explained else ""
-    return Part(_title(key), columns, rows, [below], VERBOSE)
 
 
 def _break_even(payoff: Payoff) -> str:
