@@ -1,10 +1,9 @@
-"""Charts of trainings and loaders: the rows of bars, curves, losses, ledgers, rates by workers."""
+"""Charts of trainings and loaders: the rows of bars, curves, ledgers, rates by workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from statistics import fmean, stdev
 from typing import Any
 
 from e2e.case import DATA_WORDS
@@ -13,10 +12,8 @@ from e2e.report.arms import (
     SHORT_WORDS,
     Group,
     View,
-    arms_of,
     batches_of,
     grouped,
-    is_generated,
     step_word,
     view_of,
     what_was_trained,
@@ -48,8 +45,7 @@ NEUTRAL, LOST_COLOUR = "#bbbbbb", "#e5e5e5"  # of what does not differ; of what 
 # By Okabe and Ito: safe for red-green colour blindness.
 WHOLE, SAVED, ADDED, REST = "#555555", "#009e73", "#d55e00", "#cc79a7"
 LOADER_LINE, LOADER_COLOUR = "loader alone", "#d55e00"
-MOST_BARS, MOST_FALLS, MOST_LOSSES = 60, 4, 4
-Values = Callable[[Training], list[float]]
+MOST_BARS, MOST_FALLS = 60, 4
 FEWEST_SIZES = 3  # batch sizes of a curve
 
 
@@ -59,7 +55,7 @@ def recipe_colour(recipe: str) -> str:
 
 
 def training_chart(run: Run) -> Any:
-    """Curves over several batch sizes, else bars; then losses, repeats and ledgers.
+    """Throughput: curves over several batch sizes, else bars; then ledgers.
 
     UserError when the run has neither times nor ledgers, or when Altair is not installed.
     """
@@ -69,14 +65,13 @@ def training_chart(run: Run) -> Any:
     if not timed and not falls:
         raise UserError("nothing to draw: the run has no training with step times")
     colours = {view.label(arm): recipe_colour(arm.case.recipe) for arm in view.arms}
-    looks: dict[str, Any] = {"colours": colours, "dashes": dashes_of(view)}
     reading: list[str] = []
     drawn: list[Any] = []
     family = max(view.families, key=batches_of)
     if timed and batches_of(family) >= FEWEST_SIZES:
-        for title, rows in curve_rows(view, family).items():
-            zero = "accuracy" not in title
-            drawn.append(charts.lines(rows, x="batch", y=title, log=False, from_zero=zero, **looks))
+        rate = f"{family[0].arms[0].unit}/s"
+        drawn.append(charts.lines(curve_rows(view, family), x="batch", y=rate, log=False,
+                                  colours=colours, dashes=dashes_of(view)))  # fmt: skip
         if len(view.families) > 1:
             several = fmt.count(len(view.families), "", "networks or settings")
             reading.append(f"{family[0].case.network} only: the run holds {several}")
@@ -91,10 +86,6 @@ def training_chart(run: Run) -> Any:
             *["grey: no difference measured"] * any(row["colour"] == NEUTRAL for row in rows),
             *[f"{SHORT_MARK}{SHORT_WORDS}"] * any(map(view.is_short, view.compared)),
         ]
-    if losses := loss_rows(view):
-        reading.append("shaded: mean and standard deviation of the repeats")
-        drawn.append(charts.lines(losses, x="step", y="training loss", log=False, from_zero=False,
-                                  band=True, **looks))  # fmt: skip
     if falls:
         drawn.append(charts.bars(falls, x="ms"))
     return charts.titled(drawn, *heading(run, reading))
@@ -154,71 +145,14 @@ def _bar(arm: Training, view: View) -> Json:
     }  # fmt: skip
 
 
-def curve_rows(view: View, family: Sequence[Group]) -> dict[str, list[Json]]:
-    """Throughput, time (of a training in s, or of a step in ms), memory and accuracy by batch."""
-    data = " (generated data)" if is_generated(family[0].case) else ""
-    word = "batch" if view.evaluates else "step"
-    time: tuple[str, Values] = (f"ms/{word}", lambda arm: _known([arm.step_s and 1e3 * arm.step_s]))
-    if any(arm.train_s for arm in arms_of(family)):
-        time = ("training time, s", lambda arm: [repeat.train_s for repeat in arm.repeats])
-    read: dict[str, Values] = {
-        f"{family[0].arms[0].unit}/s": lambda arm: _known([arm.per_s]),
-        time[0]: time[1],
-        "peak memory, GB": lambda arm: [arm.memory_peak_bytes / 1e9]
-        if arm.memory_peak_bytes and arm.status == "ok" else [],
-        f"held-out accuracy, %{data}": lambda arm: [
-            100 * repeat.accuracy for repeat in arm.repeats if repeat.accuracy is not None
-        ],
-    }  # fmt: skip
-    by_title = {
-        title: [
-            {"series": label, "x": arm.case.batch, **_band(values, "y")}
-            for label, arms in view.curves(family).items()
-            for arm in arms
-            if (values := values_of(arm))
-        ]
-        for title, values_of in read.items()
-    }
-    return {title: rows for title, rows in by_title.items() if rows}
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _band(values: Sequence[float], name: str) -> Json:
-    """Their mean under this name; of several the mean less and plus one standard deviation."""
-    mean = fmean(values)
-    if len(values) == 1:
-        return {name: mean}
-    return {name: mean, "low": mean - stdev(values), "high": mean + stdev(values)}
-
-
-def loss_rows(view: View) -> list[Json]:
-    """A row for each arm and point of its curves, a panel a group, the first MOST_LOSSES of them.
-
-    `x` is the middle of the steps that the point is a mean over. Points where a loss is not finite
-    are left out, and so are repeats of another length than the first one's.
-    """
-    groups = [(group.title, rows) for group in view.groups if (rows := [*_losses(view, group)])]
-    shown = groups[:MOST_LOSSES]
-    if more := len(groups) - len(shown):
-        title, rows = shown[-1]
-        shown[-1] = (f"{title} (and {more} more in the run)", rows)
-    return [{"panel": title, **row} for title, rows in shown for row in rows]
-
-
-def _losses(view: View, group: Group) -> Iterator[Json]:
-    for arm in group.arms:
-        drawn = [repeat for repeat in arm.repeats if repeat.curve]
-        size = [(repeat.steps, len(repeat.curve)) for repeat in drawn[:1]]
-        alike = [repeat for repeat in drawn if [(repeat.steps, len(repeat.curve))] == size]
-        points = zip(*(repeat.curve for repeat in alike), strict=True)
-        for place, losses in enumerate(points):
-            finite = _known(losses)
-            if len(finite) == len(losses):
-                step = (place + 0.5) * alike[0].steps / len(alike[0].curve)
-                yield {"series": view.label(arm), "x": step, **_band(finite, "y")}
+def curve_rows(view: View, family: Sequence[Group]) -> list[Json]:
+    """Units per second by batch."""
+    return [
+        {"series": label, "x": arm.case.batch, "y": arm.per_s}
+        for label, arms in view.curves(family).items()
+        for arm in arms
+        if arm.per_s
+    ]
 
 
 def fall_rows(view: View) -> list[Json]:

@@ -138,18 +138,16 @@ def lines(
     x: str,
     y: str,
     log: bool = True,
-    from_zero: bool = True,
-    band: bool = False,
     rules: Sequence[Json] = (),
     dashes: Mapping[str, Sequence[int]] = NONE,
     colours: Mapping[str, str] = NONE,
 ) -> Any:
-    """A curve a series over x, which is logarithmic but for a `band`.
+    """A curve a series over x, which is logarithmic.
 
-    Rows have series, x and y; low and high are an interval, drawn as a bar or as a `band`; `mark`
-    is "line" or "point" where only that is drawn, `note` a tooltip. A curve is broken where it has
-    no point at a size that others have. `log`: of y; else it begins at 0 if `from_zero`. `rules`
-    are lines across (series, y, text). `colours` and `dashes` are by series.
+    Rows have series, x and y; low and high are an interval; `mark` is "line" or "point" where only
+    that is drawn, `note` a tooltip. A curve is broken where it has no point at a size that others
+    have. `log`: of y; else it begins at 0. `rules` are lines across (series, y, text). `colours`
+    and `dashes` are by series.
     """
     rows, rules = _cleaned(rows), _cleaned(rules)
     alt, panels, names = library(), _by_panel(rows), _names(rows)
@@ -157,12 +155,10 @@ def lines(
     dash = alt.Scale(domain=names, range=[list(dashes.get(name, [1, 0])) for name in names])
     marks = alt.Scale(domain=names, range=[MARKERS[i % len(MARKERS)] for i in range(len(names))])
     sizes = sorted({row["x"] for row in rows})
-    scale_type = "linear" if band else "log" if sizes[0] > 0 else "symlog"
-    around: Json = {"zero": False} if band else {}
-    scale = alt.Scale(type=scale_type, nice=False, padding=14, **around)
-    ticks = {} if band else {"values": sizes, "format": "~d"}
+    scale = alt.Scale(type="log" if sizes[0] > 0 else "symlog", nice=False, padding=14)
+    ticks: Json = {"values": sizes, "format": "~d"}
     along = _axis(alt.X, x, scale, grid=False, labelOverlap="greedy", **ticks)
-    upright = alt.Scale(type="log", nice=False, padding=20) if log else alt.Scale(zero=from_zero)
+    upright = alt.Scale(type="log", nice=False, padding=20) if log else alt.Scale(zero=True)
     up = _axis(alt.Y, y, upright, **({"format": "~g"} if log else {}))
     tooltip = ["series:N", "x:Q", "y:Q", "low:Q", "high:Q", "note:N"]
     drawn: list[Any] = []
@@ -173,15 +169,13 @@ def lines(
         point = base.transform_filter("datum.mark != 'line'").mark_point(
             filled=True, size=50, opacity=1
         )
+        shape = alt.Shape("series:N", title=None, scale=marks)
         layers = [
-            interval.mark_area(opacity=0.2) if band
-            else interval.mark_rule(strokeWidth=5, opacity=0.4),
+            interval.mark_rule(strokeWidth=5, opacity=0.4),
             curve.encode(y=up("y"), detail="segment:N",
                          strokeDash=alt.StrokeDash("series:N", title=None, scale=dash)),
+            point.encode(y=up("y"), shape=shape, tooltip=tooltip),
         ]  # fmt: skip
-        if not band:
-            shape = alt.Shape("series:N", title=None, scale=marks)
-            layers.append(point.encode(y=up("y"), shape=shape, tooltip=tooltip))
         if rules:
             across = alt.Chart(alt.InlineData(values=list(rules))).encode(y=up("y"))
             look: Json = {"align": "left", "baseline": "bottom", "fontSize": 10.5, "dy": -1}

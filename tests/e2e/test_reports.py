@@ -49,7 +49,7 @@ from samples.training_runs import (
 from e2e.report import diagnosis, figures
 from e2e.report.arms import view_of
 from e2e.report.ledger import OTHERS, account, changes, is_sound, unexplained
-from e2e.report.pictures import bar_rows, fall_rows, loss_rows, training_chart, waterfall_rows
+from e2e.report.pictures import bar_rows, fall_rows, training_chart, waterfall_rows
 from e2e.report.run_report import FIRST_NAMES, report
 from e2e.results.types import Cause, LayerGain, LedgerLine, PartGain, Repeat, Training
 from microbench import fmt
@@ -495,18 +495,6 @@ def test_csv_and_bars_have_the_numbers_of_the_run() -> None:
     assert [(bar["label"], bar["value"]) for bar in bar_rows(view_of(amp_run()))] == [
         (recipe, pytest.approx(per_s)) for recipe, (per_s, *_) in RATES.items()
     ]
-
-
-def test_loss_curves_are_means_over_the_repeats_where_all_have_a_loss() -> None:
-    curves = ((4.0, 2.0, 1.0), (2.0, 4.0, None), (9.0,), ())
-    some = tuple(Repeat(seed, 30, 1.0, 4.0, 1.0, None, None, 0, curve)
-                 for seed, curve in enumerate(curves))  # fmt: skip
-    rows = loss_rows(view_of(changed(amp_run(), 2, repeats=some)))
-    assert [(row["series"], row["x"], row["y"]) for row in rows] == [
-        ("amp", 5.0, 3.0), ("amp", 15.0, 3.0),
-    ]  # fmt: skip
-    assert rows[0]["high"] - rows[0]["y"] == pytest.approx(math.sqrt(2))
-    assert loss_rows(view_of(amp_run())) == []
 
 
 @pytest.mark.parametrize("name", ["host", "sweep"])
