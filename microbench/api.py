@@ -20,7 +20,7 @@ from microbench.command_line import called, check_options
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.errors import UserError as UserError
 from microbench.measure import ESTIMATE_SAMPLES, UNMANAGED, measurement_of
-from microbench.report import charts, screen, writers
+from microbench.report import screen, writers
 from microbench.report.parts import Column, Part, Row
 from microbench.report.report import report_of
 from microbench.requests import REQUESTS, Conditions, request_of
@@ -68,7 +68,12 @@ class Run(types.Run):
     def to_dataframe(self) -> Any:
         """A pandas DataFrame: one row a result, units in the names of the columns. ImportError
         where pandas is not installed."""
-        return _pandas().read_csv(io.StringIO(writers.to_csv(report_of(self))))
+        try:
+            import pandas  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
+        except ImportError:
+            raise ImportError("to_dataframe needs pandas: pip install pandas") from None
+        pd: Any = pandas
+        return pd.read_csv(io.StringIO(writers.to_csv(report_of(self))))
 
     def chart(self) -> Any:
         """The Altair chart that `--chart` draws. UserError where there is nothing to draw."""
@@ -93,15 +98,6 @@ class Measurement(types.Measurement):
     def _repr_markdown_(self) -> str:
         return writers.part_markdown(Variants({self.name: self}).part)
 
-    def to_dataframe(self) -> Any:
-        """A pandas DataFrame with one row a sample: `seconds`, and the `block` it was taken in."""
-        blocks = [block for block, count in enumerate(self.blocks) for _ in range(count)]
-        return _pandas().DataFrame({"block": blocks, "seconds": self.times_s})
-
-    def chart(self) -> Any:
-        """An Altair chart of the time and its interval."""
-        return Variants({self.name: self}).chart()
-
 
 @dataclass(frozen=True)
 class Variants:
@@ -122,33 +118,6 @@ class Variants:
     def _repr_markdown_(self) -> str:
         return writers.part_markdown(self.part)
 
-    def to_dataframe(self) -> Any:
-        """A pandas DataFrame with one row a callable: times in seconds, and speed-ups."""
-        return _pandas().DataFrame([
-            {
-                "name": name, "median_s": measurement.median_s,
-                **_ends("ci95_low_s", "ci95_high_s", measurement.ci95_s),
-                "speedup": ratio and ratio.ratio,
-                **_ends("speedup_low", "speedup_high", ratio and ratio.ci95),
-                "sm_clock_mhz": measurement.sm_clock_mhz, "power_w": measurement.power_w,
-                "samples": len(measurement.times_s),
-            }
-            for name, measurement in self.measurements.items()
-            for ratio in (self.speedups.get(name),)
-        ])  # fmt: skip
-
-    def chart(self) -> Any:
-        """An Altair chart of the times and their intervals, a bar a callable."""
-        rows = [
-            {
-                "label": fmt.clean(name), "value": 1e3 * one.median_s,
-                "text": fmt.duration(one.median_s), "colour": charts.SERIES_COLOURS[0],
-                **({"low": 1e3 * one.ci95_s[0], "high": 1e3 * one.ci95_s[1]} if one.ci95_s else {}),
-            }
-            for name, one in self.measurements.items()
-        ]  # fmt: skip
-        return charts.titled(charts.bars(rows, x="ms/call"), "Time per call")
-
     @property
     def part(self) -> Part:
         """A row a callable, as it is shown."""
@@ -156,10 +125,6 @@ class Variants:
             Row({"time": measurement, "speedup": self.speedups.get(name)})
             for name, measurement in self.measurements.items()
         ])  # fmt: skip
-
-
-def _ends(low: str, high: str, interval: types.Interval | None) -> dict[str, float | None]:
-    return dict(zip((low, high), interval or (None, None), strict=True))
 
 
 # ---------------------------------------------------------------- measuring
@@ -310,11 +275,3 @@ _COLUMNS = (
     Column("W", "time.power_w", fmt.whole),
     Column("samples", "time.times_s", lambda samples: str(len(samples))),
 )
-
-
-def _pandas() -> Any:
-    try:
-        import pandas  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
-    except ImportError:
-        raise ImportError("to_dataframe needs pandas: pip install pandas") from None
-    return pandas
