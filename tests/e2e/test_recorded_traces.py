@@ -325,23 +325,22 @@ def test_right_and_wrong_answers_are_counted() -> None:
     live = Found(0.01, 0.012, 0.9, True, (Cause("layout changes", 3.0), Cause("casts", 0.5)))
     fixed = Found(0.0074, 0.0075, 0.9, True, (Cause("casts", 0.5),))
     words = ("halfway", "diagnose", "nchw.py")
-    proved = replace(live, causes=(Cause("layout changes", 3.0, "proven", 2.5),))
-    right = Scenario("nchw", "layout", words, True, 9.0, live, live, fixed, fixed, proved=proved)
+    right = Scenario("nchw", "layout", words, True, 9.0, live, live, fixed, fixed)
     second = replace(live, causes=(Cause("casts", 4.0), Cause("layout changes", 3.8)))
-    wrong = replace(right, name="wrong", live=second, alone=None, fixed_alone=None, proved=None)
+    wrong = replace(right, name="wrong", live=second, alone=None, fixed_alone=None)
     lost = Scenario("lost", "layout", words, True, 9.0, problem="lost: exit code 1")
     nothing = replace(live, causes=())
     control = Scenario("control", "", words, True, 9.0, nothing, nothing)
     never = replace(control, name="never", live=fixed, never="casts|TF32")
-    idle = replace(right, name="idle", fixed=live, fixed_alone=None, proved=None)
+    idle = replace(right, name="idle", fixed=live, fixed_alone=None)
     silent = replace(wrong, name="silent", live=replace(nothing, refused=True), may_refuse=True)
     ran = (right, wrong, lost, control, never, idle, silent)
     text = "\n".join([*table(ran), *summary(ran)])
     for said in (
-        "| nchw | 10 | 7.4 | yes | yes | no | 30.0 % | 26.0 % | +20 % | 25.0 % |",
+        "| nchw | 10 | 7.4 | yes | yes | no | 30.0 % | 26.0 % | +20 % |",
         "| wrong | 10 | 7.4 | no. 2 |", "| control | 10 |  | nothing | nothing |",
         "| never | 7.4 |  | named |", "| silent | 10 | 7.4 | no verdict |",
-        "first in 2 of 3 scripts live", "first in 1 of 1 scripts with --prove",
+        "first in 2 of 3 scripts live",
         "named in 2 of 6 scripts", "lost: lost: exit code 1", "measured one in 1 of 2",
         "idle: its fix gains 0.0 %", "never: must not be named: casts",
     ):  # fmt: skip

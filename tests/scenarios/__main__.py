@@ -31,14 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m tests.scenarios", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for all files")
-    parser.add_argument("names", nargs="*", help="of scenarios  [default: all but the extra ones]")
+    parser.add_argument("names", nargs="*", help="of scenarios  [default: all]")
     parser.add_argument("--gpus", help="numbers of GPUs: 0,1  [default: all; none: the CPU]")
-    parser.add_argument("--prove", action="store_true", help="also run each with --prove")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin none after [60]")
     parser.add_argument("--steps", type=int, nargs=3, metavar=("AFTER", "BARE", "TRACED"))
     words = sys.argv[1:] if arguments is None else arguments
     given = parser.parse_args(words)
-    names = given.names or [name for name, one in SCENARIOS.items() if not one.extra]
+    names = given.names or list(SCENARIOS)
     if unknown := sorted(set(names) - set(SCENARIOS)):
         parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(SCENARIOS)}")
     (given.out / PARTS).mkdir(parents=True, exist_ok=True)
@@ -54,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         done = part.exists() and not json.loads(part.read_text())["problem"]
         if done or time.monotonic() > until_s:
             return
-        found = run(SCENARIOS[name], given.out, gpus, steps, given.prove)
+        found = run(SCENARIOS[name], given.out, gpus, steps)
         part.write_text(json.dumps(asdict(found)))
         print(f"{name}: {found.wall_s:.1f} s {found.problem}", flush=True)
 

@@ -15,10 +15,8 @@ TITLES = ("script", "step (ms)", "fixed", "first live", "from the trace", "in th
 
 def table(scenarios: Sequence[Scenario]) -> Iterator[str]:
     """A row for each script, in Markdown."""
-    proved = any(one.proved for one in scenarios)
-    titles = [*TITLES, *(["proven"] * proved)]
-    for cells in (titles, ["---"] * len(titles), *map(_cells, scenarios)):
-        yield f"| {' | '.join(cells[: len(titles)])} |"
+    for cells in (TITLES, ["---"] * len(TITLES), *map(_cells, scenarios)):
+        yield f"| {' | '.join(cells)} |"
 
 
 def _cells(one: Scenario) -> list[str]:
@@ -29,7 +27,7 @@ def _cells(one: Scenario) -> list[str]:
     return [
         one.name, _ms(live), _ms(fixed), _first(one, live), _first(one, one.alone),
         ("named" if named else "no") if controls else "", _pct(one.most_pct),
-        _pct(one.measured_pct), slower, _proven(one),
+        _pct(one.measured_pct), slower,
     ]  # fmt: skip
 
 
@@ -52,17 +50,6 @@ def _first(scenario: Scenario, found: Found | None) -> str:
     return "yes" if place == 1 else f"no. {place}" if place else "no"
 
 
-def _proven(scenario: Scenario) -> str:
-    """What --prove measured for the planted cause, in per cent of the step."""
-    if not scenario.proved or not (place := scenario.proved.place(scenario.planted)):
-        return ""
-    cause = scenario.proved.causes[place - 1]
-    first = "" if place == 1 else f"no. {place}, "
-    if cause.gain_ms is None:
-        return first + cause.status
-    return f"{first}{100 * cause.gain_ms / (1e3 * scenario.proved.bare_s):.1f} %"
-
-
 def summary(scenarios: Sequence[Scenario]) -> Iterator[str]:
     """What the rows add up to, and each that is wrong."""
     small = [
@@ -70,8 +57,7 @@ def summary(scenarios: Sequence[Scenario]) -> Iterator[str]:
         if one.planted and one.measured_pct is not None and one.measured_pct < LEAST_PCT
     ]  # fmt: skip
     counted = [one for one in scenarios if one.planted and one not in small]
-    for words, found in (("live", "live"), ("from the kept trace alone", "alone"),
-                         ("with --prove", "proved")):  # fmt: skip
+    for words, found in (("live", "live"), ("from the kept trace alone", "alone")):
         runs = [(one, diagnosis) for one in counted if (diagnosis := getattr(one, found))]
         right = sum(one.is_right(diagnosis) for one, diagnosis in runs)
         if runs:

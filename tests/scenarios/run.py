@@ -19,17 +19,15 @@ from typing import Any
 from .pack_trace import pack
 from .table import Planted, Steps
 
-FIXED, TRACE, MOST_S, MANY = "--fixed", ".json.gz", 300, "--steps=3000"
+FIXED, TRACE, MOST_S = "--fixed", ".json.gz", 300
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause that was named, the milliseconds a step that its fix saves at most, and if proven."""
+    """A cause that was named, and the milliseconds a step that its fix saves at most."""
 
     title: str
     most_ms: float
-    status: str = ""
-    gain_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class Scenario:
     """What was found in a script with `planted` in the title of the cause that must come first.
 
     `live` and `alone` are diagnoses of the run and of its kept trace, `fixed` and `fixed_alone` of
-    the same script without the cause, `proved` with --prove. `problem` says why one is None that
-    should not be. `trace_bytes` is the size of the kept trace.
+    the same script without the cause. `problem` says why one is None that should not be.
+    `trace_bytes` is the size of the kept trace.
     """
 
     name: str
@@ -75,7 +73,6 @@ class Scenario:
     problem: str = ""
     never: str = ""
     may_refuse: bool = False
-    proved: Found | None = None
 
     def is_right(self, found: Found) -> bool:
         """Whether the planted cause comes first; where none is planted, whether none is named."""
@@ -86,7 +83,7 @@ class Scenario:
     @property
     def wrong(self) -> list[str]:
         """What is named that must not be: the planted cause where it was fixed, and `never`."""
-        planted = [found for found in (self.live, self.alone, self.proved) if found]
+        planted = [found for found in (self.live, self.alone) if found]
         controls = [found for found in (self.fixed, self.fixed_alone) if found]
         named = [(self.never, found) for found in (*planted, *controls)]
         named += [(self.planted, found) for found in controls]
@@ -108,9 +105,7 @@ class Scenario:
         return 100 * (1 - self.fixed.bare_s / self.live.bare_s)
 
 
-def run(
-    planted: Planted, out: Path, gpus: SimpleQueue[str], steps: Steps | None, prove: bool
-) -> Scenario:
+def run(planted: Planted, out: Path, gpus: SimpleQueue[str], steps: Steps | None) -> Scenario:
     """The script with its cause, and with --fixed, on one of the GPUs; "" stands for none.
 
     `out` gets NAME.json, the diagnosis, in diagnose/, and the packed traces in traces/.
@@ -124,7 +119,6 @@ def run(
             _live(planted, f"{name}-fixed", out, steps, (FIXED,), gpu)
             if planted.cause else (None, [], "")
         )  # fmt: skip
-        proved = _live(planted, f"{name}-proved", out, steps, (), gpu)[0] if prove else None
     finally:
         gpus.put(gpu)
     return Scenario(
@@ -132,7 +126,7 @@ def run(
         _again(traces, f"{name}-alone", out), fixed,
         _again(fixed_traces, f"{name}-fixed-alone", out),
         traces[-1].stat().st_size if traces else None, problem or trouble, planted.never,
-        planted.may_refuse, proved,
+        planted.may_refuse,
     )  # fmt: skip
 
 
@@ -142,11 +136,10 @@ def _live(
     """(what was found live, the packed traces, the base first, and what went wrong)."""
     full = out / "full" / name
     shutil.rmtree(full, ignore_errors=True)
-    proves = name.endswith("-proved")
     numbers = ("--after", steps.after, "--bare", steps.bare, "--traced", steps.traced)
-    its = [*planted.arguments, *arguments, *([MANY] * proves)]
+    its = [*planted.arguments, *arguments]
     base = ["--base-args", shlex.join([*its, planted.other])] if planted.other else []
-    options = [*numbers, *base, *(["--prove"] * proves), "--keep", full]
+    options = [*numbers, *base, "--keep", full]
     found, problem = _diagnosed([*options, planted.path, "--", *its], name, out, gpu)
     kept: list[Path] = []
     written = sorted(full.glob(f"*{TRACE}"), key=lambda trace: trace.stat().st_mtime_ns)
@@ -188,12 +181,9 @@ def found_in(data: dict[str, Any]) -> Found:
     """What a document of `halfway diagnose` says of its last run."""
     last = data["runs"][-1]
     causes = [
-        Cause(
-            one["title"], one["ms"] if one.get("saves_ms") is None else one["saves_ms"],
-            one.get("status", ""), (one.get("gain") or {}).get("ms"),
-        )
+        Cause(one["title"], one["ms"] if one.get("saves_ms") is None else one["saves_ms"])
         for one in last["findings"]
-    ]  # fmt: skip
+    ]
     step_s = last["window_ns"] / last["steps"] / 1e9
     recorded = (last.get("recorded_step_s") or {}).get("names") or step_s
     exact = all(sum(t["ns"] for t in one["terms"]) == one["window_ns"] for one in data["runs"])

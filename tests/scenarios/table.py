@@ -25,8 +25,8 @@ class Planted:
     No title may match `never`, with the cause or without it; where nothing is planted and `never`
     is "", no cause at all may be named. `may_refuse`: saying that nothing can be said is right too.
     `other` is one more argument of a run that it is compared with. `fix_saves`: the script with
-    --fixed does the same work without the cause, so that its step shows the gain. `extra`: only on
-    request. `on_cpu`: the cause is named without a GPU too.
+    --fixed does the same work without the cause, so that its step shows the gain. `on_cpu`: the
+    cause is named without a GPU too.
     """
 
     name: str
@@ -36,7 +36,6 @@ class Planted:
     other: str | None = None
     fix_saves: bool = True
     steps: Steps = Steps()
-    extra: bool = False
     on_cpu: bool = False
     never: str = ""
     may_refuse: bool = False
@@ -80,11 +79,8 @@ SCENARIOS = {
         Planted("optimizer_bound", "updates one tensor at a time", on_cpu=True),
         Planted("control", "", steps=Steps(8, 20, 2)),
         *(
-            Planted(f"atomics-{op}", _SLOWER, "atomics", ("--op", op), NO_AMP, extra=extra)
-            for op, extra in (
-                ("gather", False), ("bilinear", False), ("index_select", True),
-                ("grid_sample", True),
-            )
+            Planted(f"atomics-{op}", _SLOWER, "atomics", ("--op", op), NO_AMP)
+            for op in ("gather", "bilinear")
         ),
         _kind("loader-workers", "loaders", _LOADING, "CPU launch", steps=_BURSTS),
         _kind("loader-bursts", "loaders", _LOADING, "CPU launch", steps=_BURSTS),
