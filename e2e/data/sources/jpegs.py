@@ -5,9 +5,8 @@ Sizes and compression are about those of ImageNet: most of it came from Flickr, 
 photographs 500 pixels at their longer side, and is compressed at quality 96 without halving the
 colours' resolution (terryalanunlimited.com/compression-in-the-imagenet-dataset, with torchjpeg).
 
-On one machine an image depends on the seed, its number and its class alone. manifest.json says
-which dataset a folder holds. It is made in a hidden subfolder and moved up when complete, the
-manifest last: an interrupted one is never taken for complete, and the next call goes on with it.
+On one machine an image depends on the seed, its number and its class alone. A dataset is made in a
+hidden folder, renamed when complete: the next call goes on with an interrupted one.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, ItemsView, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -30,15 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from kernels.files import cache_folder, made_writable, read_json_file, temporary_folder, warn
+from kernels.files import cache_folder, made_writable, temporary_folder, warn
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
 from microbench.stopping import die_with_parent
 
-# Raised when other pixels or other files are made.
-KIND = {"what": "images made by halfway", "format": 2}
+FORMAT = 2  # raised when other pixels or other files are made
 MANIFEST = "manifest.json"
-PART, DRAFT, LOCK = ".part-", ".draft", "lock"  # names of what is not complete
+PART, DRAFT, LOCK = ".part-", ".draft", ".lock"  # names of what is not complete
 TRAIN, HELD_OUT = "train", "val"
 HELD_OUT_OF = 10  # rounds of all classes, of which the second is held out
 CHUNK = 16  # images that a process makes before it reports them
@@ -114,9 +111,6 @@ class DatasetPlan:
     classes: int
     seed: int = 1
 
-    def __str__(self) -> str:
-        return f"{self.images:,} images of {self.classes:,} classes, seed {self.seed}"
-
     def path(self, index: int) -> str:
         """An image's file below the folder; names of classes sort as their numbers do."""
         part = HELD_OUT if index // self.classes % HELD_OUT_OF == 1 else TRAIN
@@ -135,7 +129,7 @@ def cached(
     Without a cache that takes files it is among the temporary files; `say` gets the text. `begin`
     is told how much is written and where, before it is.
     """
-    cache, name = cache_folder("made"), f"{KIND['format']}-{USUAL.images}-{USUAL.classes}"
+    cache, name = cache_folder("made"), f"{FORMAT}-{USUAL.images}-{USUAL.classes}"
     fault = made_writable(cache)
     if cache is None or (fault and not os.path.isdir(cache / name)):
         try:
@@ -146,58 +140,32 @@ def cached(
                 f"{error.strerror}); set XDG_CACHE_HOME to one that does"
             ) from None
         say(f"no cache ({fault}): the images are in {cache}, and made again when it is emptied")
-    if not (KIND | asdict(USUAL)).items() <= _manifest(cache / name):
+    if not (cache / name / MANIFEST).exists():
         size = USUAL.images * MEAN_BYTES / 1e9
         begin(f"--data made: {USUAL.images:,} images, {size:.1f} GB, are kept in {cache / name}")
-    make(cache / name, USUAL, on_progress)
+        make(cache / name, USUAL, on_progress)
     return cache / name
 
 
 def make(
     folder: Path, plan: DatasetPlan, on_progress: OnProgress, processes: int | None = None
-) -> bool:
-    """Generate a dataset in a folder that holds nothing else; False if it is there already.
+) -> None:
+    """Generate a dataset in a new folder, unless it is there already.
 
-    UserError for a folder with other content, too little disk space, and a file that cannot be
-    written. Files that are not the dataset's are never changed.
+    UserError for too little disk space, and a file that cannot be written.
     """
-    manifest = (KIND | asdict(plan)).items()
-    work = folder / (PART + "-".join(map(str, (KIND["format"], *asdict(plan).values()))))
+    work = folder.with_name(PART + folder.name)
     try:
-        if manifest <= _manifest(folder):
-            for index in range(plan.images):
-                if not (folder / plan.path(index)).exists():
-                    raise UserError(f"{folder} lacks {plan.path(index)}; delete it to make it anew")
-            return False
-        others = folder.exists() and any(not name.startswith(PART) for name in os.listdir(folder))
-        if others and not manifest <= _manifest(work):
-            raise UserError(
-                f"{folder} is not empty, and does not hold {plan}, as this version makes them; "
-                "delete it"
-            )
-        work.mkdir(parents=True, exist_ok=True)
-        with (work / LOCK).open("w") as lock:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of two that make the same, one does it
-            if manifest <= _manifest(folder):
-                return False
-            if not manifest <= _manifest(work):  # else it was interrupted while it was moved up
+            if not (folder / MANIFEST).exists():
+                work.mkdir(exist_ok=True)
                 _write(work, plan, processes or usable_cores(), on_progress)
-                (work / MANIFEST).write_text(json.dumps(dict(manifest), indent=1))
-            for path in sorted(work.iterdir(), key=lambda path: path.name == MANIFEST):
-                if path.name != LOCK:
-                    path.rename(folder / path.name)
-            shutil.rmtree(work, ignore_errors=True)
-            return True
+                (work / MANIFEST).write_text(json.dumps({"format": FORMAT, **asdict(plan)}))
+                work.rename(folder)
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
-
-
-def _manifest(folder: Path) -> ItemsView[str, object]:
-    """What the manifest of a folder says of its dataset: nothing without one that can be read."""
-    manifest: dict[str, object] = {}
-    with suppress(OSError, ValueError, TypeError):
-        manifest |= read_json_file(folder / MANIFEST)
-    return manifest.items()
 
 
 def _write(work: Path, plan: DatasetPlan, processes: int, on_progress: OnProgress) -> None:
