@@ -170,7 +170,7 @@ def layers(**options: Any) -> None:
 @click.option("--phases", "topic", flag_value="phases", help="Show the phases of a step")
 @click.option("--causes", "topic", flag_value="causes", help="Show what takes time, and what to do")
 @click.option("--html", type=FILE, help="Write an HTML page instead: one file, works offline")
-@click.option("--chart", type=FILE, help="Write a chart instead: .png, .svg or .pdf")
+@click.option("--chart", type=FILE, help="Write a chart instead: .png, .svg, .pdf or .html")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV")
 def show(files: tuple[Path, ...], **options: Any) -> None:

@@ -335,8 +335,14 @@ def titled(charts: Any, title: str, below: Sequence[str] = ()) -> Any:
 # ---------------------------------------------------------------- files
 
 
-SUFFIXES = (".png", ".svg", ".pdf")
+SUFFIXES = (".png", ".svg", ".pdf", ".html")
 PNG_SCALE = 2  # pixels a unit of length: sharp in a document
+# Before an image, to make a page of it that loads and runs nothing.
+PAGE = b"""<!doctype html>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>Chart</title>
+"""
 
 
 def check_chart_path(path: Path, *, overwrite: bool | None = None) -> None:
@@ -362,11 +368,13 @@ def _suffix(path: Path) -> str:
 
 
 def rendered(chart: Any, form: str) -> bytes:
-    """An Altair chart as "svg", "png" or "pdf". UserError where the renderer fails.
+    """An Altair chart as "svg", "png", "pdf" or "html". UserError where the renderer fails.
 
     It runs JavaScript in threads of its own, and says only that they did not answer: with few open
     files or little memory, for instance.
     """
+    if form == "html":
+        return PAGE + rendered(chart, "svg")
     image = io.StringIO() if form == "svg" else io.BytesIO()
     try:
         chart.save(image, format=form, scale_factor=PNG_SCALE if form == "png" else 1)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 from kernels import is_library
@@ -334,7 +334,7 @@ def _decode(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer], riva
     drawn = [replace(row["step"], label=fmt.count(row["tokens"], "token"), count=1) for row in rows]
     name = next((name for name in others if name in PRECISIONS), base)
     chart = partial(_chart, run, drawn, name, base, f"{network.name}: ms of all linear layers")
-    return cases.kernel_report(run, answer, [whole, rivals], chart)
+    return cases.kernel_report(run, answer, [whole, _by_layer(layers, base), rivals], chart)
 
 
 def _answer_of_decode(
@@ -381,6 +381,26 @@ def _answer_of_decode(
     if run.device.get("kind") == "cpu":
         doubts.append("a CPU says nothing of decode on a GPU")
     return [*lines, *cases.no_verdict(unclear, alone=False), Line("Doubt", cases.JOIN.join(doubts))]
+
+
+def _by_layer(layers: Sequence[MeasuredLayer], base: str) -> Part:
+    """Where memory limits a layer, and where the library splits K."""
+    rows: list[Row] = []
+    for label in dict.fromkeys(layer.label for layer in layers):
+        some = [layer for layer in layers if layer.label == label]
+        results = [result for layer in some for _, _, result in layer.timed(base)]
+        tokens = [result.case.problem.mnk[0] for result in results]
+        marks = {
+            "memory": [result.bound == "memory" for result in results],
+            "split": [any("splitk" in n.lower() for n in result.kernels) for result in results],
+        }
+        spans = {name: _spans([*compress(tokens, of)], tokens) for name, of in marks.items()}
+        rows.append(Row({"layer": label, "uses": some[0].count, **spans}))
+    columns = [
+        Column("layer", "layer"), Column("uses", "uses"),
+        Column("memory-bound\nat tokens", "memory"), Column("the library\nsplits K at", "split"),
+    ]  # fmt: skip
+    return Part(f"Each layer in {base}", columns, rows, level=VERBOSE)
 
 
 def _spans(tokens: Collection[int], measured: Collection[int]) -> str:

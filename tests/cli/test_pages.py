@@ -74,6 +74,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run = read_run(GEMM)
     evil = writers.page({EVIL: report_of(planted(run)), "b": report_of(planted(run))}, EVIL)
     pages = {"page.html": writers.page({"": report_of(run)}), "evil.html": evil}
+    write_chart(report_of(planted(run)).chart(), folder / "evil-chart.html")
+    pages["evil-chart.html"] = (folder / "evil-chart.html").read_text(encoding="utf-8")
     write_chart(report_of(planted(run)).chart(), folder / "evil.svg")
     for name, page, more in (
         ("script.html", "page.html", "<script>console.log('owned')</script>"),
@@ -99,8 +101,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("page.html", ""), ("evil.html", ""), ("evil.svg", ""), ("loud.html", "heard"),
-        ("script.html", "Content Security Policy"), ("request.html", "Content Security Policy"),
+        ("page.html", ""), ("evil.html", ""), ("evil-chart.html", ""), ("evil.svg", ""),
+        ("loud.html", "heard"), ("script.html", "Content Security Policy"),
+        ("request.html", "Content Security Policy"),
     ],
 )  # fmt: skip
 def test_a_browser_runs_nothing_and_says_what_it_refuses(

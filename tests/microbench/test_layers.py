@@ -166,7 +166,7 @@ def test_a_run_is_resumed_by_its_own_network_only(traced) -> None:
 
 
 @pytest.mark.usefixtures("traced")
-def test_decode_moves_the_bytes_of_a_hand_count() -> None:
+def test_decode_moves_the_bytes_of_a_hand_count_and_says_where_split_k_gains() -> None:
     words = {"network_name": "mine:decoder", "tokens": "1,512"}
     request = request_of(LayersRequest, words)
     network, results = request.network("cuda"), list[Result]()
@@ -183,7 +183,8 @@ def test_decode_moves_the_bytes_of_a_hand_count() -> None:
         gain = 1.5 if case.precision_name == "fp8-weights" and few else 1.0
         result = result_of(case, replace(case, precision_name="bf16").min_bytes / 4e12 / gain)
         bound = "memory" if few else "compute"
-        result = replace(result, min_bytes=case.min_bytes, bound=bound)
+        kernels = ("tile_splitK",) * (case.problem.mnk == (512, 64, 256))
+        result = replace(result, min_bytes=case.min_bytes, bound=bound, kernels=kernels)
         same = {} if bf16 else {"bf16": Ratio(gain, (gain - 0.01, gain + 0.01))}
         results.append(replace(result, speedup=same))
     ceilings = (
@@ -193,7 +194,7 @@ def test_decode_moves_the_bytes_of_a_hand_count() -> None:
     run = Run((), "now", {"name": "x", "kind": "cuda"}, {}, "layers", {"tokens": "1,512"},
               ceilings=ceilings, results=tuple(results), network=network)  # fmt: skip
     found = report.report(run, network)
-    whole, *_ = found.parts
+    whole, by_layer, *_ = found.parts
     first, last = (row.item for row in whole.rows)
     assert (first["tokens"], first["rate"], first["share"]) == pytest.approx((1, 4e12, 80))
     assert first["s"] * 4e12 == pytest.approx(3 * 2 * (64 + 64 * 256 + 256))
@@ -204,7 +205,9 @@ def test_decode_moves_the_bytes_of_a_hand_count() -> None:
     assert "times as fast: triton bf16 1.00 ±?, cublas fp8-e4m3 ~1 ±0.01, triton" in said
     assert "triton fp8-weights 1.50 ±0.01\n" in said
     assert "memory at 1 tokens, compute at 512; fp8-e4m3: 2 of 2 layers not clearly faster" in said
-    assert first["ratios"]["triton bf16"] == Ratio(1.0, None), "one layer has no interval"
+    assert [list(row) for row in texts_of(by_layer).texts] == [
+        ["linear 64>256", "2", "1", ""], ["linear 256>64", "1", "1", "512"],
+    ]  # fmt: skip
     cut = replace(run, results=run.results[:-5])  # the last layer of 512 tokens
     assert [row.item["tokens"] for row in report.report(cut, network).parts[0].rows] == [1]
 

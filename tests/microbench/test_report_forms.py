@@ -183,7 +183,7 @@ def test_every_format_renders_without_a_browser(suffix: str, tmp_path: Path) -> 
         text = "".join(ElementTree.fromstring(content).itertext())
         assert all(name in text for name in ("fp16", "fp32", "tf32"))
     else:
-        assert content.startswith(b"%PDF")
+        assert content.startswith(b"%PDF" if suffix == ".pdf" else b"<!doctype html>")
 
 
 def drawn(run: Run) -> list[dict[str, Any]]:
@@ -241,7 +241,7 @@ def test_paths_and_libraries_are_checked_before_measuring(
         check_chart_path(tmp_path / f"chart{suffix}")
     for check in (check_chart_path, lambda path: write_chart(report_of(h200_run()).chart(), path)):
         for name in ("chart.gif", "chart"):
-            with pytest.raises(UserError, match=r"end in \.png, \.svg, \.pdf"):
+            with pytest.raises(UserError, match=r"end in \.png, \.svg, \.pdf, \.html"):
                 check(tmp_path / name)
         with pytest.raises(UserError, match=r"--chart|cannot write the file"):
             check(tmp_path / "no such folder" / "chart.svg")
