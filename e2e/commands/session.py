@@ -343,7 +343,6 @@ class Session:
 
     def _train_once(self, case: TrainCase, seed: int, steps: int) -> Repeat:
         began_s, key = time.perf_counter(), case.key
-        epoch = steps // self.options.epochs if self.options.epochs else None
 
         def on_step(step: int) -> None:
             left_s = (time.perf_counter() - began_s) / max(1, step) * (steps - step)
@@ -354,7 +353,7 @@ class Session:
             self.announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
 
         on_step(0)
-        repeat = train_once(self._variants.held[key], self.task.data, seed, steps, on_step, epoch)
+        repeat = train_once(self._variants.held[key], self.task.data, seed, steps, on_step)
         return self._ranks.from_rank0(repeat)
 
     # ------------------------------------------------------------ loaders, predictions

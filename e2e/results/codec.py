@@ -168,8 +168,6 @@ def _is_interval(ends: Interval | None) -> bool:
 
 def _odd_repeats(training: Training) -> Iterator[str]:
     for i, repeat in enumerate(training.repeats):
-        if any(evaluation.steps > repeat.steps for evaluation in repeat.evaluations):
-            yield f"repeats[{i}].evaluations has more steps than the training"
         if len(repeat.curve) > repeat.steps:
             points = f"{len(repeat.curve)} points, of {repeat.steps} steps"
             yield f"repeats[{i}].curve has {points}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 
 from e2e.data.types import Data
-from e2e.results.types import Evaluation, Repeat
+from e2e.results.types import Repeat
 from e2e.training.feeds import loader_of
 from e2e.training.variant import Variant
 
@@ -21,19 +20,11 @@ HEARTBEAT_S = 5.0  # seconds between signs of life
 OnStep = Callable[[int], None]
 
 
-def train_once(
-    variant: Variant,
-    data: Data,
-    seed: int,
-    steps: int,
-    on_step: OnStep,
-    epoch: int | None = None,
-) -> Repeat:
-    """Train `steps` steps from `seed`, evaluating on held-out data after each `epoch` steps.
+def train_once(variant: Variant, data: Data, seed: int, steps: int, on_step: OnStep) -> Repeat:
+    """Train `steps` steps from `seed`, then evaluate on held-out data.
 
-    Without `epoch` it evaluates once, after the last step. `train_s` in seconds, without the
-    evaluations. Loss and accuracy are None for data without a held-out part. Raises torch's errors
-    (out of memory, CUDA faults) as they are.
+    `train_s` in seconds, without the evaluation. Loss and accuracy are None for data without a
+    held-out part. Raises torch's errors (out of memory, CUDA faults) as they are.
     """
     trainer, case = variant.trainer, variant.training.case
     trainer.set_backend_flags()
@@ -41,44 +32,37 @@ def train_once(
     with trainer.ranks.fail_together():
         feed = loader_of(data, case, trainer.device, seed)
     losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
-    evaluations: list[Evaluation] = []
-    train_s = 0.0
-    ends = (*range(epoch or steps, steps, epoch or steps), steps)
+    loss = accuracy = None
     try:
-        for begin, end in pairwise((0, *ends)):
-            _wait(trainer.device)
-            start_s = heartbeat_s = time.perf_counter()
-            for i in range(begin, end):
-                losses[i] = trainer.step(feed)
-                if time.perf_counter() - heartbeat_s > HEARTBEAT_S:
-                    heartbeat_s = time.perf_counter()
-                    on_step(i + 1)
-            _wait(trainer.device)
-            train_s += time.perf_counter() - start_s
-            if data.train_samples is not None:
-                if epoch:
-                    on_step(end)
-                scores = trainer.evaluate(data.held_out(case.batch, trainer.device, case.held_out))
-                evaluations.append(Evaluation(end, train_s, *scores))
+        _wait(trainer.device)
+        start_s = heartbeat_s = time.perf_counter()
+        for i in range(steps):
+            losses[i] = trainer.step(feed)
+            if time.perf_counter() - heartbeat_s > HEARTBEAT_S:
+                heartbeat_s = time.perf_counter()
+                on_step(i + 1)
+        _wait(trainer.device)
+        train_s = time.perf_counter() - start_s
+        if data.train_samples is not None:
+            held_out = data.held_out(case.batch, trainer.device, case.held_out)
+            loss, accuracy = trainer.evaluate(held_out)
     finally:
         feed.close()
     trainer.ranks.sums(losses)  # each has those of its own batches
     losses /= trainer.ranks.world
     edge = max(1, int(EDGE_SHARE * steps))
-    last = evaluations[-1] if evaluations else None
     return Repeat(
         seed=seed,
         steps=steps,
         train_s=train_s,
         first_loss=_mean(losses[:edge]),
         train_loss=_mean(losses[-edge:]),
-        loss=last and last.loss,
-        accuracy=last and last.accuracy,
+        loss=loss,
+        accuracy=accuracy,
         skipped_steps=trainer.skipped_steps,
         curve=tuple(_mean(part) for part in losses.tensor_split(min(steps, CURVE_POINTS))),
         last_loss=_mean(losses[-1:]),
         mean_loss=_mean(losses),
-        evaluations=tuple(evaluations) if epoch else (),
     )
 
 

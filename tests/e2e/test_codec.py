@@ -162,7 +162,6 @@ def test_newer_fields_are_passed_over_and_older_files_lack_some() -> None:
         (("speedup", "fp32", "ratio"), 0, "speedup.fp32 is no ratio"),
         (("speedup", "fp32", "ci95"), [2, 1], "speedup.fp32 is no ratio"),
         (("repeats", 0, "curve"), [1.0] * 101, "repeats[0].curve has 101 points, of 100 steps"),
-        (("repeats", 1, "evaluations", 0, "steps"), 101, "repeats[1].evaluations has more steps"),
         (("status",), "predicted", "status is 'predicted', with steps or without a prediction"),
         (("predicted",), {}, "predicted.step_s is missing"),
         (("predicted", "interval_s"), [2, 1], "predicted.interval_s is no interval of times"),

@@ -147,7 +147,6 @@ def test_losses_are_means_over_the_first_and_last_tenth(
     assert (repeat.first_loss, repeat.train_loss) == pytest.approx((first, last))
     assert (repeat.last_loss, repeat.mean_loss) == (losses[-1], sum(losses) / len(losses))
     assert repeat.steps == len(losses)
-    assert repeat.evaluations == (), "endless data have none"
     assert (repeat.loss, repeat.accuracy) == (None, None)
 
 
@@ -176,21 +175,6 @@ def test_a_network_learns_what_is_easy_under_every_recipe(recipe: str) -> None:
     assert repeat.train_s > 0
     # Held-out numbers are those of the trained weights.
     assert (repeat.loss, repeat.accuracy) == held.trainer.evaluate(data.held_out(BATCH, CPU))
-
-
-@pytest.mark.parametrize("recipe", ["fp32", "amp-bf16"])
-def test_evaluations_after_each_epoch_change_nothing_else(recipe: str) -> None:
-    data = Plain()
-    whole = once(held_by(recipe), data, steps=25)
-    found = train_once(held_by(recipe), data, 1, 25, lambda step: None, 10)
-    assert [one.steps for one in found.evaluations] == [10, 20, 25]
-    assert replace(_but_time(found), evaluations=()) == _but_time(whole)
-    seconds = [one.train_s for one in found.evaluations]
-    assert seconds == sorted(seconds)
-    assert seconds[-1] == found.train_s
-    for one in found.evaluations:
-        shorter = once(held_by(recipe), data, steps=one.steps)
-        assert (one.loss, one.accuracy) == (shorter.loss, shorter.accuracy)
 
 
 def _but_time(repeat: Repeat) -> Repeat:
