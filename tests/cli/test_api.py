@@ -202,19 +202,6 @@ def test_a_training_of_what_means_nothing_is_one_line() -> None:
         e2e.predict("cnn-cifar", epochs=3)  # an option of train
 
 
-def test_two_recipes_are_trained_and_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    run = e2e.train("cnn-cifar", recipe=["fp32", "bf16"], batch=2, budget=0.2, device="cpu")
-    fp32, low = run.of(Training)
-    assert [one.case.recipe for one in (fp32, low)] == ["fp32", "bf16"]
-    ratio = low.speedup["fp32"]
-    assert ratio.ci95 is None or ratio.ci95[0] <= ratio.ratio <= ratio.ci95[1]
-    assert run.path is not None
-    assert run.path.is_relative_to(tmp_path)
-
-
 def test_a_loop_is_watched_and_explained(tmp_path: Path) -> None:
     model = torch.nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

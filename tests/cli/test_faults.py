@@ -328,21 +328,6 @@ DIAGNOSED = (*judge.DOCUMENTED, 4)
 EVENTS = "traceEvents"
 
 
-def in_order(rng: random.Random, events: list[Any]) -> None:
-    """Events are lost, doubled, or in another order."""
-    events[:] = rng.choice((
-        rng.sample(events, len(events)), events[:: rng.choice((2, 3, 10))],
-        events[: rng.randrange(len(events))], events * 2,
-    ))  # fmt: skip
-
-
-def in_time(rng: random.Random, events: list[Any]) -> None:
-    """Events are at another time."""
-    for event in events:
-        if isinstance(event, dict) and isinstance(event.get("ts"), (int, float)):
-            event["ts"] += rng.choice((0, 0, 1e3, -1e6))
-
-
 @pytest.mark.parametrize("number", CASES)
 def test_a_damaged_trace(work: Path, number: int) -> None:
     rng = random.Random(number)
@@ -350,9 +335,6 @@ def test_a_damaged_trace(work: Path, number: int) -> None:
     data = json.loads(text)
     damaged = rng.choice((data[EVENTS], data[EVENTS], data["halfway"], data))
     rng.choice((damage, damage_all))(rng, damaged)
-    events = data.get(EVENTS)
-    if isinstance(events, list) and events and rng.random() < 0.3:
-        rng.choice((in_order, in_time))(rng, events)
     content = json.dumps(data).encode()
     if rng.random() < 0.1:
         content = with_wrong_bytes(rng, text)

@@ -41,7 +41,7 @@ LOADER, LAUNCH, SYNC, BETWEEN = "loader wait", "CPU launch", "synchronisation", 
 PRODUCTS, OPTIMIZER = "matrix products", "optimizer"
 CONV, MM = "aten::cudnn_convolution", "aten::mm"
 WAITS = ("loader", "own", "launch", "sync", "optimizer", "loops", "benchmark", "exchange", "late")
-DATA, OWN = "load|data", r"\bown\b|script|python|outside of operators"
+DATA = "load|data"
 Step = Callable[[Tape], object]
 approx = pytest.approx
 
@@ -109,29 +109,6 @@ def test_data_is_waited_for_as_the_bare_steps_did_and_nothing_shown_has_the_time
     assert LAUNCH not in run.bottleneck
 
 
-@pytest.mark.parametrize("foreign", [False, True])
-@pytest.mark.parametrize(("reads", "idle_ms"), [(True, 15), (False, 12)])
-def test_a_gap_without_operators_or_calls_is_the_script_s_own_code(
-    reads: bool, idle_ms: float, foreign: bool, see: Any
-) -> None:
-    """F3: 15 ms of Python, then 60 small kernels and 3 ms of work, which it may wait for."""
-
-    def step(tape: Tape) -> None:
-        tape.python(15 * MS, "feed.py:31")
-        for _ in range(60):
-            tape.work("aten::relu", 5 * US)
-        tape.product(3 * MS)
-        if reads:
-            tape.read()
-
-    run = see(step, foreign=foreign)
-    (own,) = (term for term in run.terms if term.idle and term.ns > run.window_ns / 2)
-    assert own.ns / run.steps / 1e6 == approx(idle_ms, rel=0.05)
-    assert has(OWN, own.term)
-    assert about(run.findings[0], f"{OWN}|data")
-    assert foreign or "feed.py:31" in run.findings[0].where + own.where
-
-
 @pytest.mark.parametrize("name", ["hipFree", "cudaFree", "hipHostMalloc", "cudaMallocAsync"])
 def test_memory_is_allocated_and_freed_by_many_names(name: str, tmp_path: Path) -> None:
     """F6: the CPU is in that call for 60 ms, while the device has 2 ms to do."""
@@ -183,8 +160,7 @@ def test_a_trace_with_few_notes_of_steps_is_divided_all_the_same(
     assert updates or any("step" in line for line in run.missing), "said: it counts as one"
 
 
-def training(tape: Tape, closure: bool) -> None:
-    begin = tape.now
+def training(tape: Tape) -> None:
     with tape.inside("halfway::body"):
         tape.product(2 * MS, number=5)
         tape.work("aten::relu", MS, number=6)
@@ -196,17 +172,7 @@ def training(tape: Tape, closure: bool) -> None:
     update = tape.now
     for _ in range(4):
         tape.work("aten::add_", 50 * US)
-    tape.note("Optimizer.step#SGD.step", begin if closure else update, tape.now)
-
-
-@pytest.mark.parametrize("foreign", [False, True])
-def test_forward_and_backward_in_the_optimizer_s_step_are_not_its(foreign: bool, see: Any) -> None:
-    """F9: `optimizer.step(closure)` holds the same as a plain loop, and its note is longer."""
-    closure = see(lambda tape: training(tape, closure=True), foreign=foreign)
-    found = ms(closure)
-    assert found == ms(see(lambda tape: training(tape, closure=False), foreign=foreign))
-    assert (found[PRODUCTS], found["activation"], found[OPTIMIZER]) == approx((4, 3, 0.2), abs=1e-5)
-    assert not any(about(finding, "optimizer") for finding in closure.findings)
+    tape.note("Optimizer.step#SGD.step", update, tape.now)
 
 
 HEADS, FLAT = [8, 12, 1024, 1024], [96, 1024, 1024]
@@ -300,7 +266,7 @@ def convolved(channels: int, *size: int) -> Step:
 
 def averaged(tape: Tape) -> None:
     """A training that keeps an average of 500 weights itself."""
-    training(tape, closure=False)
+    training(tape)
     begin = tape.now
     for _ in range(500):
         tape.work("aten::mul_", 2 * US)
