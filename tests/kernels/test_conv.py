@@ -92,30 +92,6 @@ def test_a_single_wrong_element_anywhere_is_seen(which: str, dims: dict[str, int
         assert prepared.rel_error(Candidate("wrong", wrong)) > 100 * case.precision.rel_tolerance
 
 
-@pytest.mark.parametrize("which", PASSES)
-def test_an_unwritten_element_is_infinitely_wrong(which: str) -> None:
-    session = Session(CPU, seed=4)
-    prepared = session.prepare(conv(which))
-    right = prepared.candidates[0].call
-
-    def hole() -> torch.Tensor:
-        out = right().clone()
-        out.view(-1)[5] = float("nan")
-        return out
-
-    assert prepared.rel_error(Candidate("hole", hole)) == float("inf")
-    assert prepared.rel_error(Candidate("nothing", lambda: None)) == float("inf")
-
-
-def test_arms_that_store_alike_share_memory_and_precisions_share_values() -> None:
-    pool = OperandPool(CPU, 5)
-    first, again, half = (pool.get(conv(precision=p)) for p in ("fp32", "fp32", "fp16"))
-    assert first.x.data_ptr() == again.x.data_ptr()
-    torch.testing.assert_close(first.x.half(), half.x)
-    other = pool.get(conv(n=3))
-    assert not torch.equal(other.x[0], first.x[0])
-
-
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_the_layout_is_how_tensors_lie_in_memory(layout: str) -> None:
     operands = OperandPool(CPU, 6).get(conv(layout=layout))

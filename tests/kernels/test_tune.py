@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -173,56 +172,16 @@ def test_a_family_of_none_takes_no_place():
 
 
 HOPPER, SMS = (9, 0), 132
-POWERS = st.sampled_from([16, 32, 64, 128, 256])
-
-works = st.builds(
-    Work,
-    tiles=st.integers(1, 5000),
-    rows=POWERS,
-    columns=st.integers(2, 32).map(lambda n: 8 * n),
-    depth=st.integers(1, 512).map(lambda n: 64 * n),
-    step=st.sampled_from([32, 64, 128]),
-    element_bytes=st.sampled_from([1, 2, 4]),
-    output_bytes=st.sampled_from([2, 4]),
-    flop_per_clock=st.sampled_from([256, 2048, 4096, 8192]),
-    resident=st.integers(1, 4),
-    overfetch=st.floats(1, 2),
-    moved=st.floats(0, 1e10),
-)
-kernels = st.builds(
-    Kernel, slowdown=st.floats(1, 3), stored=st.floats(0, 1), rows_first=st.booleans()
-)
-sms = st.integers(1, 200)
 
 
-@given(works, kernels, sms, st.integers(1, 5000))
-def test_more_waves_of_the_same_tiles_are_never_faster(work, kernel, sm_count, more):
-    longer = replace(work, tiles=work.tiles + more)
-    clocks = [estimated_clocks(each, kernel, sm_count) for each in (work, longer)]
-    waves = [ceil(each.tiles / sm_count) for each in (work, longer)]
-    assert (clocks[0] == clocks[1]) if waves[0] == waves[1] else (clocks[0] <= clocks[1])
-
-
-@given(works, kernels, sms, st.integers(1, 10_000), st.floats(1, 1e9))
-def test_more_work_of_any_kind_is_never_faster(work, kernel, sm_count, deeper, bytes_more):
-    before = estimated_clocks(work, kernel, sm_count)
+def test_more_work_of_any_kind_takes_longer() -> None:
+    work = Work(264, 128, 256, 4096, 64, 2, 2, 4096, moved=1e9)
     for changes in (
-        {"depth": work.depth + deeper}, {"moved": work.moved + bytes_more}, {"launches": 1},
-        {"extra_moved": bytes_more}, {"overfetch": work.overfetch + 0.5}, {"output_bytes": 8},
-        {"flop_per_clock": work.flop_per_clock / 2},
+        {"tiles": 265}, {"depth": 8192}, {"moved": 1e10}, {"launches": 1}, {"extra_moved": 1e8},
+        {"overfetch": 2.0}, {"output_bytes": 8}, {"flop_per_clock": 2048},
     ):  # fmt: skip
-        assert estimated_clocks(replace(work, **changes), kernel, sm_count) >= before
-    slower = replace(kernel, slowdown=2 * kernel.slowdown)
-    assert estimated_clocks(work, slower, sm_count) >= before
-
-
-@given(works, st.integers(1, 6))
-def test_wider_products_take_longer_and_narrow_ones_not_less_than_their_operands(work, times):
-    kernel = Kernel()
-    wide = replace(work, columns=work.columns * times, pieces=())
-    assert product_clocks(wide, kernel) >= product_clocks(replace(work, pieces=()), kernel)
-    narrow = replace(work, rows=64, columns=8, pieces=(), element_bytes=2, flop_per_clock=4096)
-    assert product_clocks(narrow, kernel) >= 16 * narrow.depth / 16  # A: 2 KiB at 128 bytes a clock
+        clocks = [estimated_clocks(one, Kernel(), SMS) for one in (work, replace(work, **changes))]
+        assert clocks[0] < clocks[1], changes
 
 
 def test_accumulators_cost_what_they_did_on_an_h200_and_single_elements_are_not_first() -> None:

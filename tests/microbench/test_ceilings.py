@@ -19,7 +19,11 @@ from kernels.precision import PRECISIONS, Capability
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Result
 from microbench.roofline import ceilings
-from microbench.roofline.ceilings import instruction_ceilings, large_ceilings
+from microbench.roofline.ceilings import (
+    datasheet_ceilings,
+    instruction_ceilings,
+    large_ceilings,
+)
 from microbench.roofline.limits import INSTRUCTION
 from microbench.roofline.rates import MEASURED, Rates, known_rates
 
@@ -87,6 +91,19 @@ def test_the_fastest_large_gemm_of_a_time_that_is_known_is_the_peak() -> None:
     (found,) = large_ceilings([known, ruined, small], "cuda")
     assert found.flop_per_s == pytest.approx(2 * 4096**3 / 2e-4)
     assert large_ceilings([ruined, small], "cuda") == []
+
+
+def test_a_datasheet_has_peaks_of_the_precisions_that_the_card_has_and_its_bandwidth() -> None:
+    card = find_card("NVIDIA A100-SXM4-80GB")
+    assert card is not None
+    found = datasheet_ceilings(card.match[0], ["fp16", "fp8-e5m2"])
+    assert [(c.name, c.precision, c.flop_per_s, c.byte_per_s) for c in found] == [
+        ("dense peak", "fp16", 312e12, None),
+        *(("without Tensor Cores", *one, None) for one in card.simt_flop_per_s.items()),
+        ("memory", None, None, 2039e9),
+    ]
+    assert {c.reference for c in found} == {card.reference}
+    assert datasheet_ceilings("NVIDIA Zeta 7", ["fp16"]) == []
 
 
 # ---------------------------------------------------------------- rates of the package

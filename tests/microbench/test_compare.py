@@ -32,7 +32,6 @@ from microbench.results.comparison import (
     fit_priors,
     in_processes,
     judge,
-    method_changed,
     noise_of,
     parse_threshold,
     ratio_between,
@@ -221,19 +220,14 @@ def test_only_heavy_kernels_do_not_compare_with_those_whose_first_round_was_kept
     light = result(128, 2e-5)
     for heavy in (slow, large) if version < 3 else ():
         new = run_of(heavy, light)
-        assert verdicts(new, replace(new, method_version=version)) == ["cannot tell", "same"]
+        old = replace(new, method_version=version)
+        assert verdicts(new, old) == verdicts(old, new) == ["cannot tell", "same"]
+        between = replace(new, method_version=2)  # its own change came with the third
+        assert verdicts(old, between) == ["same", "same"]
         refusal(run_of(heavy), run_of(heavy, method_version=version))
     for regime in ("burst", "unmanaged"):  # the second is a CPU's
         other = run_of(result(32, 2e-4, regime=regime))
         assert verdicts(other, replace(other, method_version=version)) == ["same"]
-
-
-def test_a_change_of_the_method_is_between_the_version_before_and_its_own() -> None:
-    heavy, light = result(8, 2e-4), result(128, 2e-5)
-    for (a, b), between in (((2, 3), True), ((1, 3), True), ((1, 2), False), ((3, 3), False)):
-        for versions in ((a, b), (b, a)):
-            assert method_changed(heavy, *versions) == between
-            assert not method_changed(light, *versions)
 
 
 @pytest.mark.parametrize(

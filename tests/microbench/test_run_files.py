@@ -8,25 +8,18 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 from rich.segment import Segments
 from rich.text import Text
 from samples.judge import places, with_value
 from samples.kernel_runs import case, measured, run_of
 
-from kernels import OPS
-from kernels.case import DATA, Case
-from kernels.gemm import LAYOUTS, Gemm
 from kernels.messages import first_line
-from kernels.precision import PRECISIONS
 from microbench.__main__ import main
 from microbench.errors import UserError
 from microbench.report import writers
@@ -39,7 +32,6 @@ from microbench.results.runfile import as_run, read_run, write_run
 from microbench.results.types import (
     Amount,
     AtLeastOne,
-    Ceiling,
     Count,
     Json,
     Measurement,
@@ -60,9 +52,9 @@ RUN_FILES = [
 ]  # fmt: skip
 
 
-def result(size: int = 512) -> Result:
+def result() -> Result:
     """Every field is set."""
-    seconds = 1e-5
+    size, seconds = 512, 1e-5
     return Result(
         case(size, "fp16", "cublas"),
         "ok",
@@ -90,8 +82,9 @@ def result(size: int = 512) -> Result:
     )  # fmt: skip
 
 
+OF_ZEROS = case(256, "fp16", "cublas", data="zeros")
 RUN = run_of(
-    [result(), replace(result(256), status="skipped", reason="why", measurement=None)],
+    [result(), replace(result(), case=OF_ZEROS, status="skipped", reason="why", measurement=None)],
     settings={"timer": "auto", "l2": "cold", "seed": 3, "load": {"load_average_per_core": 0.1}},
 )
 
@@ -105,83 +98,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.json"
 
 
-# ---------------------------------------------------------------- round trip
-
-numbers = st.floats(0, 1e30)
-times = st.floats(1e-9, 1e6)
-intervals = st.tuples(times, times).map(lambda pair: (min(pair), max(pair)))
-maybe, maybe_time = st.none() | numbers, st.none() | times
-words = st.text(max_size=12)
-some_words = st.lists(words, max_size=3).map(tuple)
-ratios = st.dictionaries(
-    words, st.builds(Ratio, numbers, st.none() | st.tuples(numbers, numbers)), max_size=3
-)
-sizes = st.integers(1, 10**6)
-cases = st.builds(
-    Case,
-    problem=st.builds(Gemm, sizes, sizes, sizes, st.sampled_from(LAYOUTS), st.integers(1, 9)),
-    precision_name=st.sampled_from(sorted(PRECISIONS)),
-    backend=st.sampled_from(sorted(OPS["gemm"].backends)),
-    data=st.sampled_from(DATA),
-)
-
-
-@st.composite
-def measurements(draw: st.DrawFn) -> Measurement:
-    medians = draw(st.lists(times, max_size=3))
-    processes = tuple(ProcessTime(i, 1, s, 1000 * s if i else None) for i, s in enumerate(medians))
-    blocks = [draw(st.integers(0, 99)) for _ in medians] or draw(st.lists(st.integers(0, 99)))
-    return Measurement(
-        draw(st.lists(times, min_size=1, max_size=5).map(tuple)), tuple(blocks), draw(times),
-        draw(st.none() | intervals), draw(words), draw(words), draw(words), draw(numbers),
-        draw(numbers), sm_clock_mhz=draw(maybe), power_w=draw(maybe), energy_j=draw(maybe),
-        temperature_c=draw(maybe), throttle=draw(some_words), processes=processes,
-    )  # fmt: skip
-
-
-found_results = st.builds(
-    Result,
-    case=cases,
-    status=st.sampled_from(["ok", "skipped", "failed"]),
-    reason=st.none() | words,
-    measurement=st.none() | measurements(),
-    flops=st.integers(0, 10**18),
-    min_bytes=st.integers(0, 10**18),
-    rel_error=maybe,
-    variant=st.none() | words,
-    kernels=some_words,
-    tile=st.none() | st.tuples(*[st.integers(1, 512)] * 3),
-    tensor_core=st.none() | st.booleans(),
-    speedup=ratios,
-    vs_backend=ratios,
-    ceiling_pct=maybe,
-    efficiency_pct=st.dictionaries(words, numbers, max_size=2),
-    bound=st.none() | words,
-    why=st.none() | words,
-    warnings=st.lists(st.builds(Warning, words, words, words), max_size=2).map(tuple),
-)
-facts = st.dictionaries(words, st.none() | words | numbers | st.integers(), max_size=4)
-runs = st.builds(
-    Run,
-    command=some_words,
-    started_at=words,
-    device=facts.map(lambda some: some | {"name": "a device"}),
-    software=facts,
-    settings=facts,
-    ceilings=st.lists(
-        st.builds(Ceiling, words, words, st.none() | words, maybe_time, maybe_time, maybe_time,
-                  words),
-        max_size=3,
-    ).map(tuple),
-    results=st.lists(found_results, max_size=3, unique_by=lambda r: r.case.key).map(tuple),
-    finished_at=st.none() | words,
-)  # fmt: skip
-
-
-@given(runs)
-@settings(max_examples=60)
-def test_what_is_written_is_read_back(run: Run) -> None:
-    assert run_from_json(document(run)) == run
+# ---------------------------------------------------------------- what is written is read back
 
 
 def test_every_committed_file_and_those_of_other_versions_are_read(path: Path) -> None:
@@ -442,64 +359,6 @@ def test_importing_loads_few_files_of_ours_and_no_torch() -> None:
 
 
 # ---------------------------------------------------------------- values as they are declared
-
-
-@dataclass(frozen=True)
-class Inner:
-    size: int
-    share: float | None = None
-
-
-@dataclass(frozen=True)
-class Outer:
-    name: str
-    inner: Inner
-    pair: tuple[int, float]
-    many: tuple[Inner, ...] = ()
-    rates: Mapping[str, float] = field(default_factory=dict[str, float])
-    either: int | str | None = None
-    anything: Any = None
-    on: bool = False
-
-
-WHOLE = {
-    "name": "a", "inner": {"size": 1, "share": 2}, "pair": [3, 4],
-    "many": [{"size": 5}, {"size": 6, "share": None}], "rates": {"x": 7}, "either": "b",
-    "anything": [1, "2", None], "on": True, "unknown": 1,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "place"),
-    [
-        ({"name": 1}, "name"), ({"name": None}, "name"),
-        ({"inner": []}, "inner"), ({"inner": {}}, "inner.size is missing"),
-        ({"inner": {"size": 1.0}}, "inner.size"), ({"inner": {"size": True}}, "inner.size"),
-        ({"inner": {"size": 1, "share": "2"}}, "inner.share"),
-        ({"inner": {"size": 1, "share": False}}, "inner.share"),
-        ({"pair": [3]}, "pair"), ({"pair": [3, 4, 5]}, "pair"), ({"pair": {}}, "pair"),
-        ({"pair": [3.5, 4]}, "pair[0]"), ({"pair": [3, "4"]}, "pair[1]"),
-        ({"many": [{"size": 5}, {"size": "6"}]}, "many[1].size"), ({"many": [5]}, "many[0]"),
-        ({"rates": {"x": "7"}}, "rates[...]"), ({"rates": []}, "rates"),
-        ({"either": 1.5}, "either"), ({"on": 1}, "on"),
-    ],
-)  # fmt: skip
-def test_another_type_is_refused_by_the_name_of_its_place(
-    change: dict[str, Any], place: str
-) -> None:
-    said = place if "missing" in place else f"{place}: expected "
-    for where, full in (("", said), ("results[3]", f"results[3].{said}")):
-        with pytest.raises(ValueError, match=r"expected|missing") as raised:
-            decode(Outer, WHOLE | change, where)
-        assert str(raised.value).startswith(full)
-        assert "`" not in str(raised.value)
-
-
-def test_an_object_is_a_dictionary() -> None:
-    assert decode(Json, {"a": 1}, "x") == {"a": 1}
-    for value, place in ((None, "x"), ("a", "x"), ([], "")):
-        with pytest.raises(ValueError, match=f"{place or 'the file'}: expected object"):
-            decode(Json, value, place)
 
 
 @pytest.mark.parametrize(

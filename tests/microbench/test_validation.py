@@ -1,4 +1,4 @@
-"""The checks of the method: plants on a made-up device, and each script on a CPU; a new GPU."""
+"""The checks of the method: plants on a made-up device, and each script on a CPU."""
 
 from __future__ import annotations
 
@@ -7,25 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
-from samples.kernel_runs import case, measured, run_of, shown
 from samples.measuring import timed
 
-from kernels import OPS, gpus
-from kernels.case import Case, Target
-from kernels.gemm import cublaslt_api
-from kernels.gemm.triton import config as gemm_config
-from kernels.gpu_cards import CARDS
-from kernels.precision import PRECISIONS, Precision
+from kernels.case import Case
 from microbench.device.device import DeviceInfo
-from microbench.report.report import report_of
-from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Ceiling, Result, Run
-from microbench.roofline.ceilings import datasheet_ceilings
 from microbench.roofline.explain import annotate
-from microbench.roofline.limits import limits_for
 from tests.validation import aa, plants, splits
 from tests.validation.plants import Plant, groups_of, judged, plants_for
 
@@ -125,63 +114,3 @@ def test_the_scripts_write_what_they_found(
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(SystemExit):
         aa.main([str(files[1]), *cpu])  # which is there already
-
-
-# ---------------------------------------------------------------- a new GPU
-
-
-NAME, CAPABILITY, SMS = "NVIDIA Zeta 7", (13, 1), 20
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Target:
-    """A made-up GPU of little shared memory."""
-    card = replace(
-        CARDS[0], title="Zeta 7", match=(NAME,), capability=CAPABILITY, sms=SMS,
-        flop_per_s={"fp16": 9e12, "fp8": 18e12}, simt_flop_per_s={"fp16": 1e12},
-        byte_per_s=5e11, reference="https://example.org/zeta",
-    )  # fmt: skip
-    chip = gpus.Architecture(
-        "Zeta", 40 * gpus.KIB, flop_per_clock={"fp16": 256, "fp8": 512}, l2_in_halves=True
-    )
-    monkeypatch.setattr(gpus, "CARDS", (*CARDS, card))
-    monkeypatch.setattr(gpus, "ARCHITECTURES", {**gpus.ARCHITECTURES, CAPABILITY: chip})
-    return Target("cuda", NAME, CAPABILITY, SMS)
-
-
-def test_ceilings_and_limits_of_a_new_gpu(gpu: Target) -> None:
-    ceilings = datasheet_ceilings(gpu.name, ["fp16", "fp8-e5m2", "bf16"])
-    assert [(c.name, c.precision, c.flop_per_s, c.byte_per_s) for c in ceilings] == [
-        ("dense peak", "fp16", 9e12, None), ("dense peak", "fp8-e5m2", 18e12, None),
-        ("without Tensor Cores", "fp16", 1e12, None), ("memory", None, None, 5e11),
-    ]  # fmt: skip
-    assert {c.reference for c in ceilings} == {"https://example.org/zeta"}
-    device = {"kind": "cuda", "name": gpu.name, "capability": "13.1", "sm_count": SMS}
-    result = measured(case(4096, "fp16", "cublas"), 3)
-    run = run_of([result], ceilings=tuple(ceilings), device=device)
-    limits = limits_for(result, run)
-    assert limits.datasheet_flop_per_s == 9e12
-    assert result.measurement is not None
-    assert limits.clock_flop_per_s == 256 * SMS * result.measurement.sm_clock_mhz * 1e6
-    assert limits.simt_flop_per_s == 1e12
-    assert "Zeta 7" in shown(run)
-    found = gemm_config.choices(gemm_config.GemmProblem.of(result.case), CAPABILITY, SMS)
-    assert 0 < max(gemm_config.shared_memory(c, PRECISIONS["fp16"]) for c in found) <= 40 * gpus.KIB
-
-
-def test_a_new_precision_needs_one_entry(gpu: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """e5m2 x e4m3 added up in float32: stored and multiplied in ways that the back ends know."""
-    name = "fp8-e5m2-precise"
-    new = replace(PRECISIONS["fp8-e5m2"], name=name, fast_accumulate=False)
-    monkeypatch.setitem(cast("dict[str, Precision]", PRECISIONS), name, new)
-    what = case(4096, name, "triton")
-    OPS["gemm"].check(what, gpu)
-    assert datasheet_ceilings(gpu.name, [name])[0].flop_per_s == 18e12
-    assert cublaslt_api.arithmetic(new) == cublaslt_api.arithmetic(PRECISIONS["fp8-e5m2"])
-    found = gemm_config.choices(gemm_config.GemmProblem.of(what), (9, 0), 132)
-    assert found
-    run = run_of([measured(case(4096, p, "cublas"), 600) for p in ("fp16", name)])
-    read = run_from_json(json.loads(json.dumps(run_to_json(run))))
-    assert read.results[1].case.precision is new
-    assert name in shown(run)
-    assert report_of(run).chart().to_dict()
