@@ -68,7 +68,6 @@ def test_a_fault_costs_its_own_case_alone(tmp_path: Path, later: str) -> None:
             assert result.measurement is None
         good = found[size, "good"]
         assert good.status == "ok", good.reason
-        assert good.measurement is not None
         assert min(good.measurement.times_s) > 0
 
 
@@ -227,7 +226,6 @@ def test_a_kernel_that_does_not_end_ends_with_the_command(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     process = started(tmp_path, "endless", 8)
-    assert process.stdout
     while (line := process.stdout.readline()) != "now\n":  # the plan is said first
         assert line, "it ended"
     time.sleep(2)

@@ -36,7 +36,6 @@ def neighbour(*words: str) -> Iterator[None]:
         stdout=subprocess.PIPE, text=True, env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"),
     ) as process:  # fmt: skip
         try:
-            assert process.stdout
             assert process.stdout.readline() == "ready\n"
             yield
         finally:
@@ -110,7 +109,6 @@ def test_a_card_at_its_power_limit_is_said(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     run = read_run(file)
     measurement = run.results[0].measurement
-    assert measurement is not None
     top = float(run.device.get("sm_clock_max_mhz") or 0)
     held = measurement.throttle and (measurement.sm_clock_mhz or top) < CLOCK_DROP * top
     if not held:

@@ -61,7 +61,6 @@ def measure(measurer: Measurer, case: Case) -> Result:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key[:60])
 def test_a_size_is_tuned_once_and_then_known(measurer: Measurer, case: Case) -> None:
     first = measure(measurer, case)
-    assert first.choice is not None
     assert first.choice.how == QUICK_TUNED
     assert (first.choice.candidates or 0) >= 2
     assert first.tuned is False
@@ -99,14 +98,12 @@ def test_a_candidate_that_the_gpu_refuses_is_left_out(
     offered = len(backend.configurations(case, measurer.target).tried(QUICK))
     result = measure(measurer, case)
     assert result.variant != TOO_MUCH_SHARED
-    assert result.choice is not None
     assert 2 <= (result.choice.candidates or 0) <= offered
 
 
 def test_a_wide_search_times_more_and_its_winner_is_known_too(measurer: Measurer) -> None:
     case = gemm(1024, 1024, 1024)
     wide = measure(replace(measurer, search=WIDE), case)
-    assert wide.choice is not None
     assert wide.choice.how == TUNED
     assert 6 < (wide.choice.candidates or 0) <= WIDE
     again = measure(measurer, case)

@@ -86,7 +86,6 @@ def test_a_damaged_file_costs_a_warning_and_is_replaced(
     cache: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tune.path(CASE, TARGET)
-    assert file is not None
     file.parent.mkdir(parents=True)
     file.write_text(text)
     assert tune.find(CASE, TARGET) is None
@@ -100,7 +99,6 @@ def test_a_damaged_file_costs_a_warning_and_is_replaced(
 @given(st.sampled_from(IN_PART), st.integers(1, 100))
 def test_the_entries_beside_a_damaged_one_are_kept(cache: Path, entry: object, count: int) -> None:
     file = tune.path(CASE, TARGET)
-    assert file is not None
     file.parent.mkdir(parents=True, exist_ok=True)
     other = replace(CASE, problem=Gemm(1048, 1048, 1048, "nn"))
     file.write_text(json.dumps({tune.key(other, TARGET): [LABEL, count], "bad": entry}))

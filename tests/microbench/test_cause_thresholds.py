@@ -169,7 +169,6 @@ def test_the_share_of_conversions_is_of_all_kernels(
 def test_waves_are_rounds_of_one_tile_an_sm(m: int, n: int, tile_m: int, tile_n: int) -> None:
     case = Case(Gemm(m, n, 64), "fp16", "cublas")
     found = waves(result(case=case, tile=(tile_m, tile_n, 64)), run_of())
-    assert found is not None
     tiles = len(range(0, m, tile_m)) * len(range(0, n, tile_n))
     assert (found.tiles, found.sm_count) == (tiles, 132)
     assert found.waves == len(range(0, tiles, 132))

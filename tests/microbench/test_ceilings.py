@@ -95,7 +95,6 @@ def test_the_fastest_large_gemm_of_a_time_that_is_known_is_the_peak() -> None:
 
 def test_a_datasheet_has_peaks_of_the_precisions_that_the_card_has_and_its_bandwidth() -> None:
     card = find_card("NVIDIA A100-SXM4-80GB")
-    assert card is not None
     found = datasheet_ceilings(card.match[0], ["fp16", "fp8-e5m2"])
     assert [(c.name, c.precision, c.flop_per_s, c.byte_per_s) for c in found] == [
         ("dense peak", "fp16", 312e12, None),
@@ -134,8 +133,6 @@ def test_a_gpu_s_rates_are_those_of_the_run_file_that_they_name(path: Path) -> N
 
 def test_no_rate_is_beyond_the_datasheet_and_what_was_not_measured_has_none() -> None:
     card, rates = find_card("NVIDIA H200"), known_rates("NVIDIA H200")
-    assert card is not None
-    assert rates is not None
     for name in ("fp16", "bf16", "tf32", "fp32", "fp8-e4m3-precise", "int8"):
         measured, peak = rates.peak(PRECISIONS[name]), card.peak(PRECISIONS[name])
         assert measured is not None
@@ -146,7 +143,6 @@ def test_no_rate_is_beyond_the_datasheet_and_what_was_not_measured_has_none() ->
     assert rates.peak(PRECISIONS["fp64"]) is None
     # Those of a few milliseconds: the power cap has not lowered the clock as far as in minutes.
     ours, long = rates_in("results/nvidia-h200/gemm-triton.json"), known_rates(H200.name)
-    assert long is not None
     for name, rate in ours.flop_per_s.items():
         assert 1.0 < rate / long.flop_per_s[name] < 1.1
     assert {"fp16", "bf16", "fp8", "tf32", "int8"} == set(ours.flop_per_s)

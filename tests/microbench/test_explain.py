@@ -178,7 +178,6 @@ def test_a_difference_within_the_intervals_is_no_cause_and_tiles_are_those_launc
     (found,) = (r for r in run.results if r.variant == label and r.case.problem.dims["c"] == 301)
     assert found.tiles == 250
     launched = waves(found, run)
-    assert launched is not None
     assert launched.efficiency == pytest.approx(250 / 264)
     unknown = replace(found, tiles=None)
     assert waves(unknown, run) is None
@@ -186,7 +185,6 @@ def test_a_difference_within_the_intervals_is_no_cause_and_tiles_are_those_launc
     assert explained.bound == "mixed"
     assert "tiles" not in (explained.why or "")
     library = waves(replace(unknown, case=replace(found.case, backend="cudnn")), run)
-    assert library is not None
     assert library.tiles == 205
 
 

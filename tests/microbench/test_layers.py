@@ -134,7 +134,6 @@ def test_a_total_s_interval_comes_from_its_parts() -> None:
             layer.results[which, "tf32"] = result_of(replace(case, precision_name="tf32"), 2.0)
         assert layer.ratio("fp16", "fp32") is None
         found = layer.ratio("fp16", "tf32")
-        assert found
         assert found.ratio == 2.0
         assert found.ci95 == (interval and pytest.approx(interval))
 
@@ -170,7 +169,6 @@ def test_decode_moves_the_bytes_of_a_hand_count_and_says_where_split_k_gains() -
     words = {"network_name": "mine:decoder", "tokens": "1,512"}
     request = request_of(LayersRequest, words)
     network, results = request.network("cuda"), list[Result]()
-    assert network
     layers = {f"gemm/m={m},n={n},k={k}/nt/normal": count
               for m in (1, 512) for n, k, count in ((256, 64, 2), (64, 256, 1))}  # fmt: skip
     assert {use.group: use.count for use in network.layers} == layers
@@ -242,7 +240,6 @@ def test_the_map_says_from_which_width_it_is_faster() -> None:
         "tf32": {"64": 2, "256": 2}, "fp32": {"8": 4}
     }  # fmt: skip
     found = map_report(run)
-    assert found
     assert found.finding.startswith(
         "fp16 is faster than tf32 from 64 channels for 2 of 4 sizes, 256 for 2"
     )
@@ -252,14 +249,12 @@ def test_the_map_says_from_which_width_it_is_faster() -> None:
         for r in results
     ]  # fmt: skip
     found = map_report(replace(run, results=tuple(ruined)))
-    assert found
     said = [line.text for line in found.answer]
     assert said[0].startswith("fp16 is faster than tf32 from 256 channels for all 2 sizes")
     assert any(line.startswith("no verdict on fp16 against tf32") for line in said)
     found = map_report(replace(run, results=tuple(
         r for r in results if r.case.problem.dims["c"] == 512
     )))  # fmt: skip
-    assert found
     assert found.finding.startswith(
         "fp16 is faster than tf32 at 512 channels for all 4 sizes, no other width measured at 4"
     )
@@ -291,7 +286,6 @@ def test_the_map_of_linear_layers_gives_an_answer_for_each_way_to_launch(tmp_pat
         "quantised": {"1024": 2, "": 1},
     }
     report = map_report(run)
-    assert report
     assert report.finding == (
         "fp8-row pays from 4096 features on as launched, from 2048 features on as a CUDA graph; it "
         "is 1.20 times as fast as bf16 without casts (x, 16384 tokens, others below)"
@@ -311,11 +305,9 @@ def test_the_map_of_linear_layers_gives_an_answer_for_each_way_to_launch(tmp_pat
     ]
     many = [r for r in results if r.case.problem.setting["batch"] != "512"]
     report = map_report(replace(run, results=tuple(many)))
-    assert report
     assert [line.label for line in report.answer][:2] == ["", "Why"]
     single = [r for r in many if fmt.size(r.case) == "1024" and r.case.problem.layout == "launched"]
     report = map_report(replace(run, results=tuple(single)))
-    assert report
     assert report.finding == (
         "fp8-row is 0.80 ±0.01 times as fast as bf16 as launched "
         "(x, 1024 features, 16384 tokens, others below)"
@@ -331,6 +323,5 @@ def test_gain_needs_the_whole_interval_and_one_beyond_30_per_cent_shows_nothing(
     assert gain(row, Ratio(1.5, None)) == gain(row, None) == "unknown"
     assert gain(row, Ratio(4.0, (3.0, 5.33))) == gain(row, Ratio(0.25, (0.19, 0.33))) == RUINED
     measured = row.measurement
-    assert measured
     own = replace(row, measurement=replace(measured, ci95_s=(1e-9, 2 * measured.median_s)))
     assert gain(own, known) == RUINED, "its own time is as uncertain as that"

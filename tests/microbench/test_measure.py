@@ -84,11 +84,9 @@ def test_what_is_right_is_timed_compared_and_checked_on_inputs_as_drawn(measurer
     for name, result in found.items():
         assert (result.status, result.reason) == ("ok", None), name
         m = result.measurement
-        assert m is not None
         assert sum(m.blocks) == len(m.times_s) > 0
         assert min(m.times_s) > 0
         assert min(m.times_s) <= m.median_s <= max(m.times_s)
-        assert m.ci95_s is not None
         assert m.ci95_s[0] <= m.median_s <= m.ci95_s[1]
         assert (m.timer, m.l2, m.regime) == ("clock", "warm", "unmanaged")
         assert result.rel_error is not None
@@ -192,7 +190,6 @@ def test_a_kernel_that_raises_at_once_or_in_the_turns_fails_alone(
     assert said in reason
     assert "\n" not in reason
     m = found["fp32"].measurement
-    assert m is not None
     assert sum(m.blocks) == len(m.times_s)
 
 

@@ -173,7 +173,6 @@ def test_what_failed_is_tried_again_and_its_new_result_takes_its_place(world: Wo
     run = world.runner().measure(InOrder(left, 10.0))
     assert len(run.results) == 4
     again = run.by_key.get(bad.case.key)
-    assert again is not None
     assert again.status == "ok"
 
 
@@ -210,17 +209,7 @@ def test_the_budget_is_shared_by_weight_and_all_of_it_is_given(world: World) -> 
     assert lefts == pytest.approx([90 - shares[0], shares[2], 0.0], abs=1e-9)
 
 
-def test_the_time_left_is_without_what_will_be_too_long_and_with_what_large_cases_take() -> None:
-    """On a CPU, where a case that does not fit its share is not begun."""
-    groups = [group_of(size, "fp32", backends=("cpu",)) for size in (256, 512, 4096)]
-    schedule = InOrder(groups, 3.0)
-    schedule.next()
-    before_s = schedule.left_s()
-    schedule.learn([result_of(groups[0].cases[0], seconds=0.01)])
-    following = schedule.next()
-    assert following
-    assert schedule.left_s() == 0.0
-    assert before_s > following[1]
+def test_the_time_left_is_with_what_large_cases_take() -> None:
     # The main command fits its half minute on a GPU.
     main_command = GemmRequest(Conditions()).plan("cuda")
     assert default_budget_s(main_command, "cuda") <= 30
@@ -263,7 +252,6 @@ def test_a_precision_without_a_large_case_has_its_ceiling_measured(world: World)
     run = world.runner().measure(InOrder([group_of(64), group_of(8192)], 1.0))
     assert world.sessions[-1].calibrated[0][1] == ()
     ceiling = run.ceiling("large GEMM", "measured", "fp16")
-    assert ceiling is not None
     assert ceiling.flop_per_s == pytest.approx(2 * 8192**3 / world.sessions[-1].seconds)
 
 
@@ -300,7 +288,6 @@ def test_each_case_is_measured_in_as_many_fresh_processes_of_fewer_rounds_each(
     assert [s.checked for s in world.sessions] == [[False] * 2, [True] * 2, [True] * 2]
     assert all(session.closed for session in world.sessions)
     for result in run.results:
-        assert result.measurement is not None
         assert [p.median_s for p in result.measurement.processes] == [1e-3, 2e-3, 4e-3]
         assert result.measurement.median_s == pytest.approx(2e-3)  # their geometric mean
         assert result.measurement.times_s == (1e-3,) * 3 + (2e-3,) * 3 + (4e-3,) * 3

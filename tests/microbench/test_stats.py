@@ -101,7 +101,6 @@ def test_times_far_below_a_tick_are_as_good_as_unknown() -> None:
     tiny = [[1e-15]] * 3
     alone = median_interval(tiny, TICK_S)
     _, ratio = ratio_interval(tiny, tiny, TICK_S)
-    assert alone is not None
     assert ratio is not None
     for low, high in ((alone[0] / 1e-15, alone[1] / 1e-15), ratio):
         assert low < 1e-9
@@ -118,10 +117,8 @@ def test_intervals_hold_their_estimate_and_do_not_depend_on_units_or_order(
 ) -> None:
     centre = median([t for b in samples for t in b])
     alone = median_interval(samples, tick_s)
-    assert alone is not None
     assert 0 < alone[0] <= centre <= alone[1]
     fine = median_interval(samples)
-    assert fine is not None
     assert alone[0] <= fine[0], "a coarser tick is never less doubt"
     assert alone[1] >= fine[1]
     scaled = [[t * unit for t in b] for b in samples]
@@ -132,8 +129,6 @@ def test_intervals_hold_their_estimate_and_do_not_depend_on_units_or_order(
     ratio, interval = ratio_interval(samples, other, tick_s)
     back, inverse = ratio_interval(other, samples, tick_s)
     assert ratio == pytest.approx(1 / back)
-    assert interval is not None
-    assert inverse is not None
     assert 0 < interval[0] <= ratio <= interval[1] < math.inf
     assert interval == pytest.approx((1 / inverse[1], 1 / inverse[0]))
     same = ratio_interval(scaled, [[t * unit for t in b] for b in other], tick_s * unit)
@@ -249,7 +244,6 @@ class Simulation:
         estimate of the middle of a normal distribution.
         """
         interval = median_interval(sampled(logs - np.median(logs) + logs.mean()))
-        assert interval is not None
         return interval[0] <= TRUE_S <= interval[1]
 
     def stopping(self, percent: float, rho: float) -> bool:
@@ -345,7 +339,6 @@ def test_a_ratio_on_a_timer_of_coarse_ticks(noise_ns: float, most: float) -> Non
         raw = true_s[:, None, None] + level + noise_ns * 1e-9 * rng.standard_normal((2, 7, 15))
         upper, lower = (np.round(raw / TICK_S) * TICK_S).tolist()
         _, interval = ratio_interval(upper, lower, TICK_S)
-        assert interval is not None
         return interval[0] <= true_s[0] / true_s[1] <= interval[1]
 
     assert LOW - SLACK <= share(TRIES, holds) <= most + SLACK
