@@ -22,7 +22,7 @@ from microbench import run_output
 from microbench.command_line import MAX_SEED, kept
 from microbench.device.host import LoadMeter, has_driver
 from microbench.errors import NothingMeasured, UserError
-from microbench.measure import LAUNCHES_NEEDED, MORE, Estimator
+from microbench.measure import MORE
 from microbench.requests import Conditions, check_without
 from microbench.results.merging import merged, newest
 from microbench.results.types import NetworkUse, Result, Run
@@ -232,7 +232,6 @@ class InOrder:
         self._processes, self._minor = processes, set(minor)
         self._groups = list(groups)
         self._left_s = budget_s
-        self._known = Estimator()
 
     def fewest(self, group: Group) -> int:
         """Rounds that a process takes of a group however long they take."""
@@ -248,26 +247,18 @@ class InOrder:
         self._left_s -= share_s
         return self._groups.pop(0), share_s
 
-    def learn(self, results: Sequence[Result]) -> None:
-        """Note how long launches took, for `left_s`."""
-        for result in results:
-            if result.median_s:
-                self._known.learn(result.case, result.flops, result.median_s)
-
     def left_s(self) -> float:
         """Expected seconds of sampling: the budget that is left, or what the fewest rounds take
-        beyond it, but for groups that are too long for their share, by what was learnt.
+        beyond it.
         """
         weights = [group_weight(group) for group in self._groups]
         shares_s = [self._left_s * weight / sum(weights) for weight in weights]
         left_s = 0.0
         for group, share_s in zip(self._groups, shares_s, strict=True):
-            known = [s for case in group.cases if (s := self._known.expected_s(case))]
-            if not known or LAUNCHES_NEEDED * min(known) <= share_s:
-                flops = max(case.problem.flops for case in group.cases)
-                if self._kind == "cuda" and flops >= LARGE_FLOPS:  # most of it warms the card
-                    share_s = max(share_s, HEAVY.least_s(len(group.cases), self.fewest(group)))
-                left_s += share_s
+            flops = max(case.problem.flops for case in group.cases)
+            if self._kind == "cuda" and flops >= LARGE_FLOPS:  # most of it warms the card
+                share_s = max(share_s, HEAVY.least_s(len(group.cases), self.fewest(group)))
+            left_s += share_s
         return left_s
 
 
@@ -307,8 +298,6 @@ class Runner:
                 share_s /= self.processes
                 self._shares_s[group.name] = share_s
                 results = self._measure(group, share_s)
-                if self.kind == "cpu":  # where what is too long is not begun
-                    schedule.learn(results)
                 self._add(group, results, schedule.left_s(), share_s)
                 if not calibrated:
                     self._calibrate(schedule.cases)
