@@ -35,7 +35,6 @@ from e2e.report.trainings import (
     phases_part,
     recipes_part,
     scaling_part,
-    states_part,
 )
 from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
@@ -119,7 +118,6 @@ def _parts(run: Run, view: View, *, predicts: bool) -> list[Part]:
         gains_part(view),
         *explained_parts(view),
         phases_part(view),
-        states_part(view),
         warnings_part(warnings_of(view)),
     ]
 

@@ -1,7 +1,7 @@
 """The tables of a run's trainings: a row an arm, beside what it was measured with.
 
 The screen has the recipes asked for; --verbose, Markdown and pages have all of them, the phases of
-a step, convergence, several GPUs, the state of the device, and where the run's time went.
+a step, convergence, and several GPUs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from e2e.report.arms import (
 from e2e.report.figures import bottleneck, ratio, spread
 from e2e.results.baselines import scaling
 from e2e.results.exchange import Exchange
-from e2e.results.types import MAX_WALL_GAP, Phase, StepTimes, Training
+from e2e.results.types import Phase, StepTimes, Training
 from microbench import fmt
 from microbench.report.parts import VERBOSE, Column, Part, Row, Topic, missing
 from microbench.results.types import RUINED_PCT, Json, Ratio
@@ -53,16 +53,11 @@ def row_of(view: View, arm: Training) -> Row:
         "busy_pct": busy_pct(arm),
         "of_card_pct": 100 * arm.traced.of_card if arm.traced and arm.traced.of_card else None,
         "bottleneck": None if unsure else bottleneck(arm.limit) or None,
-        "training_loss": mean_of(arm, "train_loss"),
-        "steps": [repeat.steps for repeat in arm.repeats] or None,
-        "skipped": [repeat.skipped_steps for repeat in arm.repeats],
         "repeats": _repeats(arm),
         "result": {True: "converged", False: "NOT CONVERGED", None: None}[arm.converged],
         "throttle": ", ".join(arm.state.throttle) or None,
         **{f"phase {phase.name}": phase for phase in arm.phases},
     }  # fmt: skip
-    if not any(item["skipped"]):
-        item["skipped"] = None
     style = RED if arm.converged is False else DIM if view.is_baseline(arm) else ""
     if arm.per_s is not None or not was_run(arm):
         return Row(item, style=style)
@@ -141,6 +136,7 @@ def every_recipe_part(view: View) -> Part:
         Column("CPU\nms", "arm.steps.host_s", fmt.milliseconds, drop=17),
         Column("data\nwait ms", "arm.steps.wait_s", fmt.milliseconds, drop=9),
         Column("of the\ncard", "of_card_pct", fmt.per_cent, drop=8),
+        Column("throttle", "throttle", drop=7),
         Column("bottleneck", "bottleneck", drop=13),
     ]
     failed = missing([(ran.named(arm), reason(arm)) for arm in arms if arm.per_s is None])
@@ -214,14 +210,6 @@ def _signs(view: View, arms: Sequence[Training]) -> list[str]:
 def _notes(view: View) -> list[str]:
     """How to read the table, and what applies to all of its rows."""
     timed = [arm for arm in view.arms if arm.steps]
-    unfed = [arm for arm in timed if not arm.case.loads_data and arm.wall_gap is not None]
-    apart = [
-        f"{view.named(arm)} {fmt.throughput(arm.wall_per_s or 0.0)}"
-        for arm in unfed
-        if wall_gap(arm) > MAX_WALL_GAP
-    ]
-    near = [100 * wall_gap(arm) for arm in unfed if wall_gap(arm) <= MAX_WALL_GAP]
-    within = [f"{'else ' * bool(apart)}within {max(near):.1f} % of these"] if near else []
     fp8 = dict.fromkeys(
         f"{view.label(arm)}: {arm.float8_layers} of {arm.linear_layers} linear layers multiply in "
         "FP8"
@@ -234,7 +222,6 @@ def _notes(view: View) -> list[str]:
         f"GPU busy: share of the {view.step} in which a kernel runs; CPU ms: to launch one on an "
         "idle GPU" * any(arm.steps and arm.steps.busy_s is not None for arm in timed),
         f"a {view.step} is the mean by the wall clock" * any(arm.case.loads_data for arm in timed),
-        f"wall-clock throughput: {', '.join([*apart[:4], *within])}" * bool(apart or within),
         _processes(timed),
         *fp8,
     ]
@@ -248,11 +235,6 @@ def _processes(timed: Sequence[Training]) -> str:
         return ""
     ends = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     return f"timed in {ends} processes each: ± is of their mean"
-
-
-def wall_gap(arm: Training) -> float:
-    """The gap between wall clock and median step as a fraction; 0 if not known."""
-    return abs(arm.wall_gap or 0.0)
 
 
 # ---------------------------------------------------------------- layers in FP8
@@ -321,7 +303,7 @@ def gains_part(view: View) -> Part:
     return Part(title, columns, [*map(Row, rows)], below if rows else (), VERBOSE, "ledger")
 
 
-# ---------------------------------------------------------------- phases, state, set-up
+# ---------------------------------------------------------------- phases
 
 
 def phases_part(view: View) -> Part:
@@ -346,24 +328,6 @@ def _phase(phase: Phase) -> str:
     return " / ".join(f"{1e3 * s:.2f}" if s < 1e-3 else fmt.milliseconds(s) for s in times)
 
 
-def states_part(view: View) -> Part:
-    """The device while each arm ran, and what it took to build; utilisation is the driver's."""
-    columns = [
-        Column("utilisation\n%", "arm.state.gpu_util_pct",
-               lambda util: f"{util.mean:.0f} ({util.min:.0f} to {util.max:.0f})", drop=1),
-        Column("SM\nMHz", "arm.state.sm_clock_mhz", fmt.whole),
-        Column("°C", "arm.state.temperature_c", "{:.0f}".format),
-        Column("throttle", "throttle"),
-        Column("launches", "arm.steps.launches"),
-        Column("timed", "arm.steps.times_s", lambda times_s: f"{len(times_s)}"),
-        Column("skipped", "arm.skipped_steps", drop=2),
-        Column("set-up", "arm.setup_s", fmt.duration),
-        Column("first step,\ncompiling", "arm.compile_s", fmt.duration, drop=3),
-    ]  # fmt: skip
-    ran = view.only(was_run)
-    return arms_part("State of the device and set-up of each recipe", view, ran, columns)
-
-
 # ---------------------------------------------------------------- convergence
 
 
@@ -377,10 +341,7 @@ def convergence_part(view: View) -> Part:
     columns = [
         Column("accuracy\n%", "arm", _spread("accuracy", 100)),
         Column("held-out\nloss", "arm", _spread("loss"), drop=2),
-        Column("training\nloss", "training_loss", fmt.number, drop=5),
         Column("training\ns", "arm", _spread("train_s"), drop=1),
-        Column("steps", "steps", _range, drop=6),
-        Column("skipped\nsteps", "skipped", _range, drop=3),
         Column("repeats", "repeats", drop=4),
         Column("result", "result"),
     ]
@@ -408,11 +369,6 @@ def _repeats_note(arms: Sequence[Training]) -> list[str]:
 def _spread(name: str, scale: float = 1.0) -> Callable[[Training], str]:
     """The mean of an arm's repeats, of several with its deviation, times `scale`."""
     return lambda arm: spread(getattr(arm, name), len(arm.repeats) > 1, scale)
-
-
-def _range(values: Sequence[int]) -> str:
-    """ "4", "0-4"."""
-    return "-".join(map(str, sorted({min(values), max(values)})))
 
 
 def _repeats(arm: Training) -> str | int | None:
