@@ -6,7 +6,6 @@ for --resume. Fields with the name of a field of `TrainCase` are what every case
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -27,8 +26,8 @@ from e2e.schedule import CONSTANT, parse_schedule
 from e2e.training.dist_env import dist_env_of
 from microbench.command_line import (
     Outputs,
+    above_0,
     at_least,
-    check_budget,
     check_options,
     check_processes,
     check_seed,
@@ -51,16 +50,6 @@ OF_LEARNING = (
 
 
 # ---------------------------------------------------------------- checks of values
-
-
-def _check_scale(name: str, scale: float) -> None:
-    if not 0 < scale <= MAX_SCALE:
-        raise UserError(f"{name} takes a number above 0, at most {MAX_SCALE:.0f}, not {scale:g}")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise UserError(f"{name} takes a number above 0, not {value:g}")
 
 
 def _check_schedule(_: str, text: str) -> None:
@@ -128,7 +117,7 @@ class TrainOptions:
     accumulate: int = choice(1, "Batches per step (gradient accumulation)", check=at_least(1))
     loss: str | None = choice(None, "module:function, called as loss(output, target)")
     loss_scale: float | None = choice(
-        None, "Static loss scale, in place of the recipe's", check=_check_scale
+        None, "Static loss scale, in place of the recipe's", check=above_0(MAX_SCALE)
     )
     keep_batchnorm_fp32: bool = choice(False, "Keep batch-norm in float32 in every recipe")
     fused: bool = choice(True, "Fused optimizer", written="--fused/--no-fused")
@@ -160,14 +149,14 @@ class TrainOptions:
     seed: int = choice(
         1, "First seed, of the weights and the order of the data", check=check_seed, kept=True
     )
-    lr: float | None = choice(None, "Learning rate  [default: by network]", check=_check_positive)
+    lr: float | None = choice(None, "Learning rate  [default: by network]", check=above_0())
     warmup: int = choice(0, "Steps of learning-rate warm-up", check=at_least(0))
     schedule: str = choice(
         CONSTANT, "constant, cosine, triangle or step, over the whole training",
         check=_check_schedule,
     )  # fmt: skip
     clip: float | None = choice(
-        None, "Largest norm of the gradients  [default: no limit]", check=_check_positive
+        None, "Largest norm of the gradients  [default: no limit]", check=above_0()
     )
     weights: Path | None = choice(
         None, "Start from this state dict, or that of NETWORK in this folder"
@@ -179,7 +168,7 @@ class TrainOptions:
     budget: float | None = choice(
         None,
         "Seconds of timing per comparison and process  [default: 5 per variant, 10 with a loader]",
-        check=check_budget,
+        check=above_0(),
     )
     processes: int = choice(
         1, "Processes that time each comparison, one after another; 3 or more to compare runs",

@@ -151,10 +151,15 @@ def one_of(choices: Sequence[str]) -> Check:
     return check
 
 
-def check_budget(name: str, seconds: float) -> None:
-    """UserError unless the budget is a finite number of seconds above 0."""
-    if not 0 < seconds < float("inf"):
-        raise UserError(f"{name} must be more than 0 seconds, not {seconds:g}")
+def above_0(most: float = sys.float_info.max) -> Check:
+    """A check, raising UserError, that a number is above 0, and not above `most`."""
+
+    def check(name: str, value: float) -> None:
+        if not 0 < value <= most:
+            limit = f", at most {most:.0f}" if most < sys.float_info.max else ""
+            raise UserError(f"{name} must be above 0{limit}, not {value:g}")
+
+    return check
 
 
 @dataclass(frozen=True, kw_only=True)

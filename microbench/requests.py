@@ -31,8 +31,8 @@ from kernels.user import UserBackend
 from microbench import sweep
 from microbench.command_line import (
     Outputs,
+    above_0,
     at_least,
-    check_budget,
     check_options,
     check_processes,
     check_seed,
@@ -509,7 +509,7 @@ class Conditions:
         check=one_of(REGIMES),
     )
     budget: float | None = choice(
-        None, "Total sampling time in seconds  [default: by case]", check=check_budget
+        None, "Total sampling time in seconds  [default: by case]", check=above_0()
     )
     processes: int | None = choice(
         None,

@@ -66,8 +66,8 @@ def test_what_cannot_be_timed_is_the_callers_error() -> None:
         ({"device": "tpu"}, "unknown"),
         ({"l2": "lukewarm"}, "--l2 must be one of cold, warm, not 'lukewarm'"),
         ({"regime": "bogus"}, "--regime must be one of sustained, burst"),
-        ({"budget": -1}, "--budget must be more than 0 seconds, not -1"),
-        ({"budget": 0}, "--budget must be more than 0 seconds, not 0"),
+        ({"budget": -1}, "--budget must be above 0, not -1"),
+        ({"budget": 0}, "--budget must be above 0, not 0"),
     ):
         with pytest.raises(UserError, match=said):
             microbench.bench(torch.relu, torch.ones(3), **conditions)
