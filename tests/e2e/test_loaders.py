@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections import Counter
@@ -14,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image
 from PIL.ExifTags import Base
 from samples.feeding import drawn, message, opened, same
 from samples.images import encoded, levels, noise, photo, put
@@ -26,10 +25,9 @@ from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import FIXED, device_copy, open_loader
 from e2e.data.loaders import reading as cold
-from e2e.data.loaders.crop_table import ORIENTATIONS, crop_table, upright_size
 from e2e.data.loaders.device_copy import Contended
 from e2e.data.loaders.gpu_decode import Ahead
-from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_crop
+from e2e.data.loaders.jpeg_bytes import Encoded, crop_table, pack, random_crop
 from e2e.data.loaders.reading import Read, decode
 from e2e.data.loaders.workers import Shuffled
 from e2e.data.types import IMAGENET, Arrays, Data, Files, ImageFile, LoadSpec
@@ -330,20 +328,22 @@ def test_a_batch_comes_back_as_it_was_packed(tmp_path: Path) -> None:
     assert np.array_equal(cut, whole[:, top : top + height, left : left + width])
 
 
-def test_boxes_are_in_the_upright_image_and_by_pillow_too(tmp_path: Path) -> None:
+def test_a_turned_image_comes_as_the_pixels_of_its_crop_and_any_by_pillow_too(
+    tmp_path: Path,
+) -> None:
     exif = Image.Exif()
     exif[Base.Orientation] = 8
-    content = encoded(picture(), exif=exif)
-    images = Encoded(written(tmp_path, turned=content))
-    item, sample = images[0, 3].item, images.by_pillow((0, 3))
-    assert (item.box, item.flip) == random_crop(WIDTH, HEIGHT, 3)
-    assert (sample.item.orientation, sample.item.flip) == (1, item.flip)
-    packed = pack([sample])
-    (pixels,) = packed.contents()
-    top, left, height, width = item.box
-    upright = np.asarray(decode(content)).transpose(2, 0, 1)
-    pixels = pixels.view(packed.rows()["shape"][0].tolist())
-    assert np.array_equal(pixels, upright[:, top : top + height, left : left + width])
+    contents = [encoded(picture(), exif=exif), encoded(picture())]
+    images = Encoded(written(tmp_path, turned=contents[0], upright=contents[1]))
+    assert [images[index, 3].item.coded for index in range(2)] == [False, True]
+    for index, sample in ((0, images[0, 3]), (1, images.by_pillow((1, 3)))):
+        whole = np.asarray(decode(contents[index])).transpose(2, 0, 1)
+        (top, left, height, width), flip = random_crop(*whole.shape[1:], 3)
+        assert (sample.item.coded, sample.item.flip) == (False, flip)
+        packed = pack([sample])
+        (pixels,) = packed.contents()
+        pixels = pixels.view(packed.rows()["shape"][0].tolist())
+        assert np.array_equal(pixels, whole[:, top : top + height, left : left + width])
 
 
 def test_broken_files_are_told_and_give_their_place(tmp_path: Path) -> None:
@@ -384,37 +384,26 @@ def test_all_come_in_order_and_an_error_in_its_turn() -> None:
 # ---- gpu-decode: crops for the resample kernel; itself: test_interpreted, test_compiled
 
 Box = tuple[int, int, int, int]
-Crop = tuple[tuple[int, int], Box, bool, int]  # stored height and width, box, flip, orientation
+Crop = tuple[tuple[int, int], Box, bool]  # height and width, box, flip
 
 
 @st.composite
 def crops(draw: st.DrawFn) -> Crop:
     """Any box of any small image."""
-    stored = draw(st.integers(1, 12)), draw(st.integers(1, 12))
-    orientation = draw(st.sampled_from(ORIENTATIONS))
-    height, width = upright_size(*stored, orientation)
+    height, width = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
     box = top, left, draw(st.integers(1, height - top)), draw(st.integers(1, width - left))
-    return stored, box, draw(st.booleans()), orientation
+    return (height, width), box, draw(st.booleans())
 
 
-def arguments(*crops: Crop) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes, flips and orientations as `resample` takes them."""
-    boxes, flips, orientations = (torch.tensor([crop[i] for crop in crops]) for i in (1, 2, 3))
-    return boxes, flips, orientations
-
-
-def turned_by_pillow(image: Tensor, orientation: int) -> Tensor:
-    file, exif = io.BytesIO(), Image.Exif()
-    exif[274] = orientation
-    Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, "PNG", exif=exif)
-    upright = ImageOps.exif_transpose(Image.open(file))
-    return torch.from_numpy(np.array(upright)).permute(2, 0, 1)
+def arguments(*crops: Crop) -> tuple[Tensor, Tensor]:
+    """Boxes and flips as `resample` takes them."""
+    return torch.tensor([crop[1] for crop in crops]), torch.tensor([crop[2] for crop in crops])
 
 
 @given(crops())
 @settings(max_examples=60)
-def test_the_table_walks_the_crop_as_pillow_turns_it_and_torchs_filter_agrees(crop: Crop) -> None:
+def test_the_table_walks_the_crop_and_torchs_filter_agrees(crop: Crop) -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.randint(256, (3, *crop[0]), generator=generator, dtype=torch.uint8)
     (table,) = crop_table([0], [crop[0]], *arguments(crop)).tolist()
@@ -423,9 +412,8 @@ def test_the_table_walks_the_crop_as_pillow_turns_it_and_torchs_filter_agrees(cr
         [[c * plane + first + y * down + x * across for x in range(width)] for y in range(height)]
         for c in range(3)
     ]
-    upright = turned_by_pillow(image, crop[3])
     top, left, height, width = crop[1]
-    cut = upright[:, top : top + height, left : left + width]
+    cut = image[:, top : top + height, left : left + width]
     assert torch.equal(image.flatten()[torch.tensor(walked)], cut.flip(2) if crop[2] else cut)
     pytest.importorskip("triton")
     from samples.resampling import reference
@@ -440,10 +428,7 @@ def test_the_table_walks_the_crop_as_pillow_turns_it_and_torchs_filter_agrees(cr
 @pytest.mark.parametrize(
     "box", [(-1, 0, 2, 2), (0, 0, 0, 2), (0, 0, 5, 2), (0, 3, 2, 2), (3, 0, 2, 2)]
 )
-def test_a_box_beyond_its_image_is_refused_and_an_orientation_that_exif_has_not(box: Box) -> None:
-    how = arguments(((4, 4), (0, 0, 4, 4), False, 1), ((4, 4), box, False, 1))
+def test_a_box_beyond_its_image_is_refused(box: Box) -> None:
+    how = arguments(((4, 4), (0, 0, 4, 4), False), ((4, 4), box, False))
     with pytest.raises(ValueError, match=re.escape(f"box {list(box)} of image 1 is not in its")):
         crop_table([0, 0], [(4, 4)] * 2, *how)
-    for orientation in (0, 9):
-        with pytest.raises(ValueError, match="orientations are"):
-            crop_table([0], [(4, 4)], *arguments(((4, 4), (0, 0, 4, 4), False, orientation)))

@@ -19,7 +19,6 @@ from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
 from e2e.data.loaders import open_loader
-from e2e.data.loaders.crop_table import ORIENTATIONS, upright_size
 from e2e.data.loaders.jpeg_bytes import random_crop
 from e2e.data.types import IMAGENET, Broken, Files, ImageFile, Loader, LoadSpec
 from microbench.device.profiler import record
@@ -227,25 +226,23 @@ SIZES = {
     "large": [(3000, 4000), (2448, 3264)],
 }
 
-Cuts = tuple[Tensor, Tensor, Tensor]
+Cuts = tuple[Tensor, Tensor]
 Normal = tuple[Tensor, Tensor]  # scale and shift
 
 
 def drawn(sizes: list[tuple[int, int]], count: int) -> tuple[list[Tensor], Cuts]:
-    """Images of noise on the device, with cuts as in training and every orientation."""
+    """Images of noise on the device, with cuts as in training."""
     generator = torch.Generator(DEVICE).manual_seed(0)
-    images, boxes, flips, orientations = [], [], [], []
+    images, boxes, flips = [], [], []
     for n in range(count):
         height, width = sizes[n % len(sizes)]
-        orientation = ORIENTATIONS[n % len(ORIENTATIONS)]
-        box, flip = random_crop(*upright_size(height, width, orientation), seed=n)
+        box, flip = random_crop(height, width, seed=n)
         images.append(
             torch.randint(256, (3, height, width), generator=generator, device=DEVICE).byte()
         )
         boxes.append(box)
         flips.append(flip)
-        orientations.append(orientation)
-    return images, (torch.tensor(boxes), torch.tensor(flips), torch.tensor(orientations))
+    return images, (torch.tensor(boxes), torch.tensor(flips))
 
 
 @pytest.fixture
@@ -271,8 +268,8 @@ def test_right_for_a_whole_batch_in_one_launch(normal: Normal):
     ready = prepare(images, *cuts, (224, 224), *normal)
     kernels = record(ready.launch)
     assert [kernel.name for kernel in kernels] == ["resample_images"]
-    boxes, flips, orientations = (part[-32:] for part in cuts)
-    wanted = reference(images[-32:], boxes, flips, orientations, (224, 224), *normal)
+    boxes, flips = (part[-32:] for part in cuts)
+    wanted = reference(images[-32:], boxes, flips, (224, 224), *normal)
     assert (ready.out[-32:].cpu() - wanted).abs().max() <= TOLERANCE
 
 

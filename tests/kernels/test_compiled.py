@@ -180,7 +180,7 @@ def test_gathered_channels_are_loaded_several_at_once(channels: int, load: str) 
 
 
 def test_resampling_leaves_room_for_half_of_an_sm_s_threads() -> None:
-    crop = torch.tensor([[0, 0, 500, 375]]), torch.tensor([False]), torch.tensor([1])
+    crop = torch.tensor([[0, 0, 500, 375]]), torch.tensor([False])
     image, one = torch.zeros(3, 500, 375, dtype=torch.uint8), torch.ones(3)
     ready = prepare([image], *crop, (224, 224), one, one, channels_last=True)
     found = build(lambda: [ready.step.compile()])

@@ -1,4 +1,4 @@
-"""Batches resampled by the kernel, and what it must compute: whole images turned, dense weights."""
+"""Batches resampled by the kernel, and what it must compute, by dense weights."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from e2e.data.loaders.crop_table import crop_table
+from e2e.data.loaders.jpeg_bytes import crop_table
 from e2e.data.loaders.resample import Resampling
 
 
 def prepare(
-    images: Sequence[Tensor], boxes: Tensor, flips: Tensor, orientations: Tensor,
-    size: tuple[int, int], scale: Tensor, shift: Tensor, channels_last: bool = False,
+    images: Sequence[Tensor], boxes: Tensor, flips: Tensor, size: tuple[int, int],
+    scale: Tensor, shift: Tensor, channels_last: bool = False,
 ) -> Resampling:  # fmt: skip
     """The output allocated, and the table copied to the device without waiting."""
     device = scale.device
     sizes = [(image.shape[1], image.shape[2]) for image in images]
-    table = crop_table([image.data_ptr() for image in images], sizes, boxes, flips, orientations)
+    table = crop_table([image.data_ptr() for image in images], sizes, boxes, flips)
     if device.type == "cuda":
         table = table.pin_memory().to(device, non_blocking=True)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -29,28 +29,20 @@ def prepare(
 
 
 def reference(
-    images: Sequence[Tensor], boxes: Tensor, flips: Tensor, orientations: Tensor,
-    size: tuple[int, int], scale: Tensor, shift: Tensor,
+    images: Sequence[Tensor], boxes: Tensor, flips: Tensor, size: tuple[int, int],
+    scale: Tensor, shift: Tensor,
 ) -> Tensor:  # fmt: skip
     """What `prepare(...).launch()` gives, on the CPU: float64 [N, 3, *size]."""
     crops = []
-    for image, box, flip, orientation in zip(images, boxes, flips, orientations, strict=True):
+    for image, box, flip in zip(images, boxes, flips, strict=True):
         top, left, height, width = box.tolist()
-        upright = _upright(image.cpu().numpy().astype(np.float64), int(orientation))
-        crop = upright[:, top : top + height, left : left + width]
+        pixels = image.cpu().numpy().astype(np.float64)
+        crop = pixels[:, top : top + height, left : left + width]
         resized = _weights(height, size[0]) @ crop @ _weights(width, size[1]).T
         crops.append(resized[:, :, ::-1] if flip else resized)
     batch = torch.from_numpy(np.stack(crops))
     factor, offset = (value.cpu().double().reshape(1, 3, 1, 1) for value in (scale, shift))
     return batch * factor + offset
-
-
-def _upright(image: NDArray[np.float64], orientation: int) -> NDArray[np.float64]:
-    """[3, height, width] as it is looked at: mirrored where EXIF says so, then turned."""
-    if orientation in (2, 4, 5, 7):
-        image = image[:, :, ::-1]
-    quarter_turns = {1: 0, 2: 0, 3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}[orientation]
-    return np.rot90(image, quarter_turns, axes=(1, 2))
 
 
 def _weights(taps: int, size: int) -> NDArray[np.float64]:

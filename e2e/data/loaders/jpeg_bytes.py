@@ -22,8 +22,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.crop_table import crop_table, upright_size
-from e2e.data.loaders.reading import decode, orientation_of, read, short
+from e2e.data.loaders.reading import decode, is_turned, read, short
 from e2e.data.loaders.workers import SeededIndex
 from e2e.data.types import Broken, ImageFile
 
@@ -48,20 +47,20 @@ ROW = np.dtype([
 ])  # fmt: skip
 
 Rows = NDArray[np.void]  # of ROW
-Box = tuple[int, int, int, int]  # top, left, height, width in the upright image
+Box = tuple[int, int, int, int]  # top, left, height, width
+Size = tuple[int, int]  # height, width
 
 
 @dataclass(frozen=True)
 class Item:
     """An image of a batch, without its content.
 
-    `coded`: the content is JPEG bytes, not pixels. `size`: (height, width) as stored.
-    `orientation`: EXIF's. `draw`: the image's index and the seed of its crop.
+    `coded`: the content is JPEG bytes, not pixels. `size`: (height, width). `draw`: the image's
+    index and the seed of its crop.
     """
 
     coded: bool
-    size: tuple[int, int]
-    orientation: int
+    size: Size
     box: Box
     flip: bool
     label: int
@@ -114,11 +113,34 @@ def pack(samples: Sequence[EncodedSample]) -> Packed:
             [item.size for item in items],
             torch.tensor([item.box for item in items]),
             torch.tensor([item.flip for item in items]),
-            torch.tensor([item.orientation for item in items]),
         )
     flat = np.concatenate([rows.view(np.uint8), *contents])
     broken = [file for sample in samples for file in sample.broken]
     return Packed(torch.as_tensor(flat), len(items), broken)
+
+
+def crop_table(
+    addresses: Sequence[int], sizes: Sequence[Size], boxes: Tensor, flips: Tensor
+) -> Tensor:
+    """The table that `resample_images` reads, one row a crop: int64 [N, 6].
+
+    `addresses` and `sizes` are those of images, contiguous uint8 [3, height, width]; `boxes` [N, 4]
+    are top, left, height, width in pixels; `flips` [N] say which crops are mirrored. ValueError for
+    a box that is not inside its image.
+    """
+    whole, boxes = torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2), boxes.to(torch.int64)
+    inside = (boxes[:, :2] >= 0) & (boxes[:, 2:] >= 1) & (boxes[:, :2] + boxes[:, 2:] <= whole)
+    if not bool(inside.all()):
+        n = int(inside.all(dim=1).logical_not().nonzero()[0])
+        raise ValueError(
+            f"box {[*map(int, boxes[n])]} of image {n} is not in its {sizes[n]} pixels"
+        )
+    rows, columns = whole.unbind(1)
+    top, left, height, width = boxes.unbind(1)
+    first = torch.tensor(addresses, dtype=torch.int64) + top * columns + left
+    first = torch.where(flips, first + width - 1, first)
+    across = torch.where(flips, -torch.ones_like(first), torch.ones_like(first))
+    return torch.stack([first, rows * columns, columns, across, height, width], dim=1)
 
 
 class Encoded(Dataset[EncodedSample]):
@@ -141,8 +163,8 @@ class Encoded(Dataset[EncodedSample]):
             path, label = self._pictures[index % len(self._pictures)]
             try:
                 content = read(path, self._cold)
-                stored = None if by_pillow else plain_jpeg(content)
-                item, pixels = _cut(content, stored, label, (index, seed))
+                size = None if by_pillow else plain_jpeg(content)
+                item, pixels = _cut(content, size, label, (index, seed))
             except Exception as error:  # decoders raise nearly anything on broken files
                 broken.append((path, short(error)))
                 continue
@@ -150,27 +172,20 @@ class Encoded(Dataset[EncodedSample]):
         return EncodedSample(None, np.empty(0, np.uint8), broken)
 
 
-class Stored(NamedTuple):
-    """The header of a JPEG: (height, width) as stored, and EXIF's orientation."""
+def plain_jpeg(content: bytes) -> Size | None:
+    """The size of a JPEG that nvJPEG decodes as Pillow does; None for any other image.
 
-    size: tuple[int, int]
-    orientation: int
-
-
-def plain_jpeg(content: bytes) -> Stored | None:
-    """The header of a JPEG that nvJPEG decodes as Pillow does; None for any other image.
-
-    Others are: CMYK, RGB stored as such, rare chroma subsamplings, truncated files, those that
-    Pillow refuses for their size, and progressive ones, which nvJPEG decodes on a single core.
-    Raises Pillow's error for what is no image.
+    Others are: those that EXIF turns, CMYK, RGB stored as such, rare chroma subsamplings, truncated
+    files, those that Pillow refuses for their size, and progressive ones, which nvJPEG decodes on a
+    single core. Raises Pillow's error for what is no image.
     """
     with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content)) as image:
         usual = image.width * image.height <= (Image.MAX_IMAGE_PIXELS or 0)
         if not isinstance(image, JpegImageFile) or not usual or not _as_usual(image):
             return None
-        if not content.rstrip(PADDING).endswith(END_OF_IMAGE):
+        if is_turned(image) or not content.rstrip(PADDING).endswith(END_OF_IMAGE):
             return None
-        return Stored((image.height, image.width), orientation_of(image))
+        return image.height, image.width
 
 
 def _as_usual(image: JpegImageFile) -> bool:
@@ -189,17 +204,16 @@ def _as_usual(image: JpegImageFile) -> bool:
 
 
 def _cut(
-    content: bytes, stored: Stored | None, label: int, draw: SeededIndex
+    content: bytes, size: Size | None, label: int, draw: SeededIndex
 ) -> tuple[Item, NDArray[np.uint8]]:
-    """An image that travels as it is, or when it is not `stored` so, the pixels of its cut."""
-    if stored is not None:
-        box, flip = random_crop(*upright_size(*stored.size, stored.orientation), draw[1])
-        item = Item(True, stored.size, stored.orientation, box, flip, label, draw)
-        return item, np.frombuffer(content, np.uint8)
+    """An image that travels as it is, of this `size`, or without one the pixels of its cut."""
+    if size is not None:
+        box, flip = random_crop(*size, draw[1])
+        return Item(True, size, box, flip, label, draw), np.frombuffer(content, np.uint8)
     image = decode(content)
     (top, left, height, width), flip = random_crop(image.height, image.width, draw[1])
     cut = np.asarray(image.crop((left, top, left + width, top + height)))
-    item = Item(False, (height, width), 1, (0, 0, height, width), flip, label, draw)
+    item = Item(False, (height, width), (0, 0, height, width), flip, label, draw)
     return item, cut.transpose(2, 0, 1).reshape(-1)
 
 

@@ -1,5 +1,5 @@
-"""A batch of decoded images, each in memory of its own, cut, resized, turned upright, flipped and
-normalised in one launch.
+"""A batch of decoded images, each in memory of its own, cut, resized, flipped and normalised in one
+launch.
 
 Names in capitals are compile-time constants.
 """
@@ -23,10 +23,9 @@ BLOCK, WARPS = 256, 4
 
 @dataclass(frozen=True)
 class Resampling:
-    """Crops of N decoded images, ready to be turned upright, resized, mirrored and normalised.
+    """Crops of N decoded images, ready to be resized, mirrored and normalised.
 
-    `images` are uint8 [3, height, width], as they are stored, on the device; `table` is the
-    `crop_table` of them; values are multiplied by `scale` and `shift` is added then, float32 of 3
+    `images` are uint8 [3, height, width] on the device; `table` is the `crop_table` of them; values are multiplied by `scale` and `shift` is added then, float32 of 3
     elements; `out` is float32 [N, 3, height, width]. It holds what the kernel reads: keep it until
     the kernel has run, if the memory of the images could be written to by another stream.
 
