@@ -25,9 +25,10 @@ BLOCK, WARPS = 256, 4
 class Resampling:
     """Crops of N decoded images, ready to be resized, mirrored and normalised.
 
-    `images` are uint8 [3, height, width] on the device; `table` is the `crop_table` of them; values are multiplied by `scale` and `shift` is added then, float32 of 3
-    elements; `out` is float32 [N, 3, height, width]. It holds what the kernel reads: keep it until
-    the kernel has run, if the memory of the images could be written to by another stream.
+    `images` are uint8 [3, height, width] on the device; `table` is the `crop_table` of them; values
+    are multiplied by `scale` and `shift` is added then, float32 of 3 elements; `out` is float32 [N,
+    3, height, width]. It holds what the kernel reads: keep it until the kernel has run, if the
+    memory of the images could be written to by another stream.
 
     The filter is torch's antialiased bilinear one, which is also Pillow's; but nothing is rounded
     to bytes between or after its passes.
