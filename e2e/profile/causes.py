@@ -30,7 +30,7 @@ from e2e.profile.operators import (
     types_of,
     work_of,
 )
-from e2e.profile.products import calls_of
+from e2e.profile.products import Attention, attention_in, calls_of
 from e2e.profile.step import ELSEWHERE, UPDATE, Op, term_of_operators
 from e2e.profile.trace import LAUNCHES, LOADING, Span
 from e2e.profile.unprofiled import Unprofiled
@@ -60,8 +60,6 @@ MOST_PLACES = 3
 LAUNCH_BOUND = 0.5  # of a step that the GPU waits for launches
 KERNELS = frozenset({"tf32", "float32", "islands", "misaligned", "bf16"})  # that are too long
 MATH = "scaled_dot_product_attention"  # around operators: of a back end that is no kernel
-INFERENCE = "aten::_native_multi_head_attention"  # torch's own path, which no script can change
-LEAST_SCORES = 64  # rows and columns of attention's scores: smaller ones are no attention
 
 
 @dataclass(frozen=True)
@@ -713,62 +711,3 @@ RULES: Sequence[Callable[[Seen], Causes]] = (
     _terms, _loader, _own, _launch, _sync, _casts, _layout, _norms, _autotuning, _products,
     _attention, _communication, _copies, _compilation, _regions,
 )  # fmt: skip
-
-
-# ---------------------------------------------------------------- attention written out
-
-
-@dataclass(frozen=True)
-class Attention:
-    """All operations on attention's scores; `shapes` are those of the scores, `ids` of the ops."""
-
-    ops: Sequence[Op]
-    shapes: Sequence[tuple[int, ...]]
-    calls: Sequence[Span]
-
-    @cached_property
-    def ids(self) -> frozenset[int]:
-        """The ids of the operations."""
-        return frozenset(map(id, self.ops))
-
-
-def attention_in(ops: Sequence[Op]) -> Attention | None:
-    """A product, a softmax of its result and a product with that; and their backward.
-
-    Scores are what a softmax takes and a batched product makes: everything that has them as an
-    input, or multiplies them, belongs to it. What nn.TransformerEncoder does in inference is
-    torch's own, and none.
-    """
-    own = [op for op in ops if not any(span.name == INFERENCE for span in op.ops)]
-    spans = {id(span): span for op in own for span in op.ops if shapes_of(span)}
-    batched = [s for s in spans.values() if s.name.startswith(("aten::bmm", "aten::baddbmm"))]
-    made = {_product_shape(span) for span in batched}
-    scores: dict[tuple[int, int, int], tuple[int, ...]] = {}
-    for span in spans.values():
-        if "softmax" in span.name and "backward" not in span.name.lower():
-            shape = shapes_of(span)[0]
-            if len(shape) >= 3 and min(shape[-2:]) >= LEAST_SCORES and _flat(shape) in made:
-                scores[_flat(shape)] = tuple(shape)
-    if not scores:
-        return None
-
-    def belongs(op: Op) -> bool:
-        inner = next((s for s in reversed(op.ops) if shapes_of(s)), None)
-        if inner is None or op.term in IDLE:
-            return False
-        shapes = [_flat(shape) for shape in shapes_of(inner) if len(shape) >= 3]
-        return bool(scores.keys() & {*shapes, _product_shape(inner)})
-
-    return Attention([op for op in own if belongs(op)], list(scores.values()), batched)
-
-
-def _flat(shape: Sequence[int]) -> tuple[int, int, int]:
-    return prod(shape[:-2]), shape[-2], shape[-1]
-
-
-def _product_shape(span: Span) -> tuple[int, int, int] | None:
-    """What a batched product makes; None for another operator."""
-    if not span.name.startswith(("aten::bmm", "aten::baddbmm")):
-        return None
-    first, second = [shape for shape in shapes_of(span) if len(shape) == 3][-2:] or ([], [])
-    return (first[0], first[1], second[2]) if first and second else None

@@ -1,4 +1,7 @@
-"""Two steps held against each other: by term, by layer, how far they match, what only both show."""
+"""Recordings held against each other: two runs, by term and by layer, or all ranks of one.
+
+Of two runs also how far they match, and what only both show.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from e2e.profile.causes import Cause
-from e2e.profile.operators import HALF, is_product, product, shapes_of, types_of
+from e2e.profile.operators import HALF, dtype_of, is_product, product, shapes_of, types_of
 from e2e.profile.products import Product
 from e2e.profile.step import ELSEWHERE, FORWARD, Step
+from e2e.profile.trace import WORK, Span
 from e2e.profile.unprofiled import Unprofiled
 from e2e.results import terms
 from e2e.results.terms import IDLE, PRODUCT_TERMS, TERMS
+from kernels.precision import DTYPE_BYTES
+from microbench.device.profiler import is_communication
 
 # What exists for a type's, a layout's or an optimizer's sake has no counterpart in the other step.
 EXCLUDED_TERMS = frozenset((
@@ -232,3 +238,94 @@ def _by_operator(step: Step) -> dict[Key, tuple[frozenset[str], float]]:
         types.setdefault(key, types_of(op.ops))
         times[key] += op.ns
     return {key: (types[key], ns / step.steps) for key, ns in times.items()}
+
+
+# ---------------------------------------------------------------- the ranks of one training
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """One rank: milliseconds of a step, of its communication, and of what of it is waiting.
+
+    `busy` is the share of a step in which its GPU works, `last` that of the collectives at which it
+    arrived last.
+    """
+
+    rank: int
+    step_ms: float
+    busy: float
+    communication_ms: float
+    waiting_ms: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a training by their `collectives` a step that all have.
+
+    `transfer_ms` are of a step. `bus_byte_per_s` is what crosses each link meanwhile, as nccl-tests
+    count it; None where the traces have no sizes.
+    """
+
+    ranks: tuple[RankTime, ...]
+    collectives: float
+    transfer_ms: float
+    bus_byte_per_s: float | None
+
+    @property
+    def latest(self) -> RankTime:
+        """The rank that arrives last most often."""
+        return max(self.ranks, key=lambda rank: (rank.last, -rank.waiting_ms))
+
+
+def ranks_of(runs: Sequence[Unprofiled]) -> Ranks | None:
+    """The communication of all ranks, in steps as recorded; None where nothing matches."""
+    sides = [_collectives(run) for run in runs]
+    keys = [key for key in sides[0] if all(key in side for side in sides)]
+    if not keys:
+        return None
+    transfer_ns = {key: min(side[key].ns for side in sides) for key in keys}
+    last = Counter(min(range(len(runs)), key=lambda n: sides[n][key].ns) for key in keys)
+    times: list[RankTime] = []
+    for number, (run, side) in enumerate(zip(runs, sides, strict=True)):
+        scale = 1e6 * run.step.steps
+        taken = sum(side[key].ns for key in keys)
+        rank = run.step.trace.facts.get("rank", number)
+        times.append(RankTime(
+            rank if isinstance(rank, int) else number, run.whole_ns / scale,
+            max(0.0, 1 - run.idle_ns / run.whole_ns), taken / scale,
+            (taken - sum(transfer_ns.values())) / scale, last[number] / len(keys),
+        ))  # fmt: skip
+    sized = {key: size for key in keys if (size := _bus_bytes(sides[0][key]))}
+    timed_s = sum(transfer_ns[key] for key in sized) / 1e9
+    steps = runs[0].step.steps
+    return Ranks(
+        tuple(sorted(times, key=lambda time: time.rank)), len(keys) / steps,
+        sum(transfer_ns.values()) / steps / 1e6, sum(sized.values()) / timed_s if timed_s else None,
+    )  # fmt: skip
+
+
+def _collectives(run: Unprofiled) -> dict[tuple[object, ...], Span]:
+    """The collectives in the steps by their group, kind and order."""
+    step = run.step.with_names
+    count: Counter[tuple[object, ...]] = Counter()
+    by_order: dict[tuple[object, ...], Span] = {}
+    for span in step.trace.spans[WORK]:
+        if is_communication(span.name) and step.start < span.end <= step.end:
+            group = span.args.get("Process Group Name", span.lane)
+            key = group, span.args.get("Collective name", span.name)
+            by_order[*key, count[key]] = span
+            count[key] += 1
+    return by_order
+
+
+def _bus_bytes(span: Span) -> float:
+    """Bytes that cross each link; 0 where the trace does not say."""
+    elements, size = span.args.get("In msg nelems"), span.args.get("Group size")
+    width = DTYPE_BYTES.get(dtype_of(span.args.get("dtype")), 0)
+    if not isinstance(elements, int) or not isinstance(size, int) or size < 2:
+        return 0.0
+    name = str(span.args.get("Collective name", span.name)).lower().replace("_", "")
+    if "allgather" in name:
+        elements *= size
+    return (2.0 if "allreduce" in name else 1.0) * elements * width * (size - 1) / size

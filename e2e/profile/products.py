@@ -1,13 +1,15 @@
 """Each GEMM, convolution and attention of the steps: where, how often, how long, how fast.
 
 Its time is that of the steps, so that products add up to their terms. Its rate is that of its
-kernels as they ran, so that what another stream hides makes none faster.
+kernels as they ran, so that what another stream hides makes none faster. Attention that is written
+out is several of them, with what lies between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -26,12 +28,15 @@ from e2e.profile.operators import (
 )
 from e2e.profile.step import Op, Step
 from e2e.profile.trace import WORK, Span
+from e2e.results.terms import IDLE
 from kernels.gpu_cards import Card
 from kernels.precision import DTYPE_BYTES, PRECISIONS, Precision
 from microbench.device.profiler import fewer_operations
 from microbench.roofline.rates import Rates
 
 LEAST_COUNTED = 0.95  # of the products' time, for a share of the card
+INFERENCE = "aten::_native_multi_head_attention"  # torch's own path, which no script can change
+LEAST_SCORES = 64  # rows and columns of attention's scores: smaller ones are no attention
 
 
 @dataclass(frozen=True)
@@ -233,3 +238,66 @@ def reach(products: Sequence[Product]) -> tuple[float, float] | None:
     floor_ns = sum(1e9 * p.count * seconds for p, seconds in known)
     proved_ns = sum(p.kernel_ns for p in products if p.tensor_cores)
     return proved_ns / sum(p.kernel_ns for p in products), floor_ns / known_ns
+
+
+# ---------------------------------------------------------------- attention written out
+
+
+@dataclass(frozen=True)
+class Attention:
+    """All operations on attention's scores, which have these `shapes`.
+
+    `calls` are the products of queries and keys in forward passes.
+    """
+
+    ops: Sequence[Op]
+    shapes: Sequence[tuple[int, ...]]
+    calls: Sequence[Span]
+
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        """The ids of the operations."""
+        return frozenset(map(id, self.ops))
+
+
+def attention_in(ops: Sequence[Op]) -> Attention | None:
+    """A product, a softmax of its result and a product with that; and their backward.
+
+    Scores are what a softmax takes and a batched product makes: everything that has them as an
+    input, or multiplies them, belongs to it. What nn.TransformerEncoder does in inference is
+    torch's own, and none.
+    """
+    own = [op for op in ops if not any(span.name == INFERENCE for span in op.ops)]
+    spans = {id(span): span for op in own for span in op.ops if shapes_of(span)}
+    batched = [s for s in spans.values() if s.name.startswith(("aten::bmm", "aten::baddbmm"))]
+    made = {_product_shape(span) for span in batched}
+    scores: dict[tuple[int, int, int], tuple[int, ...]] = {}
+    for span in spans.values():
+        if "softmax" in span.name and "backward" not in span.name.lower():
+            shape = shapes_of(span)[0]
+            if len(shape) >= 3 and min(shape[-2:]) >= LEAST_SCORES and _flat(shape) in made:
+                scores[_flat(shape)] = tuple(shape)
+    if not scores:
+        return None
+
+    def belongs(op: Op) -> bool:
+        inner = next((s for s in reversed(op.ops) if shapes_of(s)), None)
+        if inner is None or op.term in IDLE:
+            return False
+        shapes = [_flat(shape) for shape in shapes_of(inner) if len(shape) >= 3]
+        return bool(scores.keys() & {*shapes, _product_shape(inner)})
+
+    calls = [s for s in batched if _product_shape(s) in scores and not s.args.get("Fwd thread id")]
+    return Attention([op for op in own if belongs(op)], list(scores.values()), calls)
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, int, int]:
+    return prod(shape[:-2]), shape[-2], shape[-1]
+
+
+def _product_shape(span: Span) -> tuple[int, int, int] | None:
+    """What a batched product makes; None for another operator."""
+    if not span.name.startswith(("aten::bmm", "aten::baddbmm")):
+        return None
+    first, second = [shape for shape in shapes_of(span) if len(shape) == 3][-2:] or ([], [])
+    return (first[0], first[1], second[2]) if first and second else None

@@ -22,8 +22,9 @@ import torch
 from e2e.aten import Argument, Call, TensorSpec, resolve, why_not
 from e2e.prediction.padding import padding
 from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, time_calls
-from e2e.profile.causes import Gain, Seen, attention_in, small_loops
+from e2e.profile.causes import Gain, Seen, small_loops
 from e2e.profile.operators import BAD_ARGUMENTS, call_of, dtype_of, is_product, product, shapes_of
+from e2e.profile.products import attention_in
 from e2e.profile.step import BACKWARD, UPDATE, Op, Step
 from e2e.profile.trace import Span
 from e2e.profile.trials import Tried, gain_of
@@ -263,14 +264,13 @@ def _gain(
 def _attention(run: Unprofiled, device: torch.device, step_ms: float) -> Gain | None:
     """Attention that is written out against scaled_dot_product_attention of the same shapes."""
     attn = attention_in(run.step.ops)
-    products = [span for span in attn.calls if _makes_scores(span, attn.shapes)] if attn else []
-    if attn is None or not products:
+    if attn is None or not attn.calls:
         return None
     as_is = _by_step(run, attn.ops)
     masked = any(op.ops and "add" in op.ops[-1].name for op in attn.ops)
     shapes = Counter(
         (*map(tuple, shapes_of(span)[-2:]), dtype_of(span.noted("Input type")[0]))
-        for span in products
+        for span in attn.calls
     )
     changed = [0.0] * len(as_is)
     for (query, key, dtype), count in shapes.items():
@@ -290,15 +290,6 @@ def _attention(run: Unprofiled, device: torch.device, step_ms: float) -> Gain | 
     change = "replayed: scaled_dot_product_attention of the same shapes"
     blocks = [[s] for s in as_is], [[s] for s in changed]
     return gain_of("attention", change, *blocks, step_ms=step_ms)
-
-
-def _makes_scores(span: Span, scores: Sequence[tuple[int, ...]]) -> bool:
-    """Whether a batched product is queries by keys of a forward pass."""
-    shapes = [shape for shape in shapes_of(span) if len(shape) == 3][-2:]
-    if len(shapes) < 2 or span.args.get("Fwd thread id"):
-        return False
-    made = shapes[0][0], shapes[0][1], shapes[1][2]
-    return any((math.prod(s[:-2]), s[-2], s[-1]) == made for s in scores)
 
 
 def _loops(run: Unprofiled, device: torch.device, step_ms: float) -> Gain | None:

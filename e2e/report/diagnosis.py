@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any
 
 from e2e.profile.causes import Cause, Gain
-from e2e.profile.compare import Aligned
-from e2e.profile.diagnosis import Diagnosis, Ranks, Traced, changes, step_ns
+from e2e.profile.compare import Aligned, Ranks
+from e2e.profile.diagnosis import Diagnosis, Traced, changes, step_ns
 from e2e.profile.products import reach
 from e2e.profile.trials import ASIDE, SAID_APART
 from e2e.report.ledger import TERM_WORDS
