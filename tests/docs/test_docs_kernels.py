@@ -348,7 +348,6 @@ def test_the_map_of_linear_layers_and_where_torchaos_rule_is_wrong() -> None:
         rows.append(row)
     assert table(FP8, "tokens", "features") == rows
     answer = payoff_report(run("linear-torchao"))
-    assert answer
     pays = [line.text.partition(" (")[0] for line in answer.answer if not line.label]
     says(FP8, "One layer of 16,384 tokens", *pays)
     alone = [r for r in run("linear-quantised").results if r.case.precision_name == "fp8-tensor"]

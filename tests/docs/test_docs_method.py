@@ -175,7 +175,6 @@ def test_what_varies_between_processes_and_the_timer() -> None:
     says(METHOD, "Clocks.", min(times), max(times), max(cycles))
     (narrow,) = (r for r in run("processes-conv").results
                  if (r.case.problem.dims["c"], r.case.precision_name) == (32, "fp16"))  # fmt: skip
-    assert narrow.measurement
     rates = [narrow.flops / one.median_s / 1e12 for one in narrow.measurement.processes]
     assert len(rates) == 8
     says(METHOD, "An interval covers its own run only", min(rates), max(rates))
@@ -200,7 +199,6 @@ def test_overheads_intervals_and_ceilings() -> None:
     halves: dict[str | None, list[float]] = {"gpu": [], "host": []}
     for name in ("train-others", "wrn-generated", "cifar-vgg16"):
         for training in trainings(name):
-            assert training.steps
             assert training.steps.ci95_s
             half = half_width_pct(training.steps.median_s, training.steps.ci95_s)
             halves[training.limit].append(half)
@@ -214,7 +212,6 @@ def test_overheads_intervals_and_ceilings() -> None:
     assert len(nominal) == 5
     assert 96 <= min(nominal) <= max(nominal) <= 100  # the target, and what cannot be exceeded
     copied = run("gemm-triton").ceiling("memory", "measured")
-    assert copied
     assert copied.byte_per_s
     says(METHOD, "On an H200 wgmma reaches", min(nominal), max(nominal), copied.byte_per_s / 1e12)
 

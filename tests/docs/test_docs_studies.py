@@ -92,7 +92,6 @@ def test_what_is_said_of_single_cells() -> None:
     for batch in (16, 64):
         (gain,) = (t.speedup["fp32"] for t in tuned
                    if (t.case.recipe, t.case.batch, t.case.gpus) == ("amp", batch, 1))  # fmt: skip
-        assert gain.ci95
         says(STUDIES, "unable to get benefits with float16", gain.ratio, *gain.ci95)
 
 
@@ -134,7 +133,6 @@ def test_several_gpus() -> None:
     rows = table(RANKS, "gradients", "img/s")
     for row, training, found in zip(rows, several, scaling([one, *several]), strict=True):
         exchange = training.exchange
-        assert exchange
         low, high = exchange.exposed_ci95_s or (0, 0)
         assert f"{exchange.bytes / 1e6:.0f} MB" in row[0]
         assert row[1:] == [
@@ -143,8 +141,6 @@ def test_several_gpus() -> None:
             f"{1e3 * exchange.copies_s:.2f}", f"{1e3 * exchange.alone_s:.2f}",
         ]  # fmt: skip
     plain = several[0]
-    assert plain.exchange
-    assert plain.exchange.copies
     says(RANKS, "The all-reduce is not what costs", plain.exchange.copies.count)
     says(RANKS, "On four H200s ResNet-50", f"{scaling([one, several[2]])[0].efficiency.ratio:.3f}")
     alone, *more = trainings("ranks-strong")

@@ -200,7 +200,6 @@ def test_workers_that_amp_needs() -> None:
     busy = next(t.timed for t in trainings("stalls-resnet50")
                 if (t.case.cached, t.case.workers, t.case.recipe) == (True, 16, "amp"))  # fmt: skip
     for one in (busy, steps_of(pinned)):
-        assert one
         ends = [1e3 * end for end in one.ci95_s or ()]
         says(LOADER, "Beside 16 busy workers", 1e3 * one.median_s, *ends)
 

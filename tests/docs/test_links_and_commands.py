@@ -169,7 +169,6 @@ def test_trainings_are_whole_and_possible() -> None:
                 assert training.reason
                 continue
             steps = training.steps
-            assert steps
             assert sum(steps.times_s) <= 1.001 * steps.wall_s, path
             # Profiled beside `unfed_s`, not in the rounds of `times_s`.
             step_s = max(steps.median_s, steps.unfed_s or 0)

@@ -56,13 +56,10 @@ def options(path: Path, **words: Any) -> TrainOptions:
 
 def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) -> None:
     before = run.of(Training)[-1]
-    assert before.predicted is not None
     assert before.causes
-    assert before.steps is not None
     steps = replace(before.steps, median_s=2 * before.steps.median_s)
     again = replace(before, steps=steps, predicted=None, causes=(), repeats=())
     found = with_what_was(before, again)
-    assert found.predicted is not None
     assert found.predicted.step_s == before.predicted.step_s
     assert found.predicted.error_pct == pytest.approx(
         (before.predicted.step_s / steps.median_s - 1) * 100
@@ -70,7 +67,6 @@ def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) ->
     assert (found.causes, found.steps) == (before.causes, steps)
     newer = replace(before.predicted, step_s=1.0)
     latest = with_what_was(before, replace(again, predicted=newer)).predicted
-    assert latest is not None
     assert latest.step_s == 1.0
     assert with_what_was(None, again) == again
 
@@ -111,7 +107,6 @@ def test_a_result_is_in_the_run_file_before_it_is_announced(
     if procedure is predict_then_time:
         (predicted, timed, trained), times = [then for _, then in results], []
         for then in (predicted, timed, trained):
-            assert then
             (fp32, tf32) = then.of(Training)
             assert tf32.status == "skipped"
             times.append((fp32.status, fp32.steps is not None, len(fp32.repeats)))

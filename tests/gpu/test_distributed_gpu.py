@@ -122,7 +122,6 @@ def test_a_rank_of_nccl_that_dies_or_hangs_costs_its_variant_alone(
          "--gpus", "2", "--budget", "40", "--json", str(path)],
         env=found_here(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert ran.stdout
     for line in ran.stdout:
         if "variant" in line:  # the ranks have joined
             break

@@ -540,11 +540,9 @@ def test_out_of_memory_is_a_row_that_names_a_batch_that_fits() -> None:
         assert "out of memory" in failed.reason
         assert "\n" not in failed.reason
         fits = failed.fits_batch
-        assert fits is not None
         assert str(fits) in failed.reason
         assert BATCH < fits < HUGE
         assert HUGE % fits == 0
-        assert failed.memory_peak_bytes is not None
         assert 0 < failed.memory_peak_bytes <= LIMIT_BYTES
         # Others go on, and what is said to fit does.
         assert timer.held.keys() == {small.key}
@@ -612,7 +610,6 @@ def test_numbers_of_a_timed_arm_agree(timed: list[Training], arm: int) -> None:
     assert sum(steps.times_s) <= 1.001 * steps.wall_s
     assert training.step_units == TIMED_BATCH
     assert training.wall_per_s == pytest.approx(TIMED_BATCH * steps.wall_steps / steps.wall_s)
-    assert steps.busy_s is not None
     assert 0.1 * steps.median_s < steps.busy_s <= 1.1 * steps.median_s
     assert (steps.launches or 0) > 50
     plain = ["data", "copy", "forward", "backward", "optimizer"]
@@ -620,7 +617,6 @@ def test_numbers_of_a_timed_arm_agree(timed: list[Training], arm: int) -> None:
     assert names == (["data", "copy", "graph"] if training.case.graph else plain)
     total_s = sum(phase.gpu_s or 0.0 for phase in training.phases)
     assert total_s == pytest.approx(training.step_s, rel=0.3)
-    assert training.skipped_steps is not None
     assert 0 <= training.skipped_steps <= (0 if training.case.recipe == "fp32" else 16)
 
 
@@ -657,9 +653,7 @@ def test_a_training_from_scratch_learns(graph: bool) -> None:
     held = Variant(Training(trainer.case, "ok"), trainer, TimedFeed(feed, feed.close))
     repeats = [train_once(held, data, seed, 60, lambda step: None) for seed in (1, 2, 1)]
     for repeat in repeats:
-        assert repeat.accuracy is not None
         assert repeat.accuracy >= 0.8
-        assert repeat.train_loss is not None
         assert repeat.first_loss is not None
         assert repeat.train_loss < 0.5 * repeat.first_loss
     first, other, again = (repeat.first_loss for repeat in repeats)
@@ -682,7 +676,6 @@ def test_a_memory_limit_makes_the_card_smaller(tmp_path: Path) -> None:
     assert small.status == "ok", small.reason
     assert large.status == "failed"
     assert "out of memory" in (large.reason or "")
-    assert large.fits_batch is not None
     assert 64 <= large.fits_batch < 16384
     assert (large.memory_peak_bytes or 0) <= 4 * 10**9
 

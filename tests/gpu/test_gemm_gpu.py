@@ -161,7 +161,6 @@ def test_no_rate_is_above_what_the_hardware_can_do(gpu: DeviceInfo, precision: s
                 assert result.reason
                 continue
             assert min(result.measurement.times_s) > 0
-            assert result.flop_per_s
             assert result.flop_per_s > 0
             for name, per_cent in result.efficiency_pct.items():
                 assert 0 < per_cent <= 105, (name, result.case.key)
@@ -184,7 +183,6 @@ def test_tensor_cores_are_proved_for_a_large_half_precision_product(gpu: DeviceI
     fp32, fp16 = annotate(run).results
     assert fp32.tensor_core is False
     assert fp16.tensor_core is True
-    assert fp16.speedup["fp32"].ci95 is not None
     assert fp16.speedup["fp32"].ci95[0] > 1
 
 
@@ -193,7 +191,6 @@ def test_a_cold_cache_is_not_faster_than_a_warm_one(gpu: DeviceInfo) -> None:
     cold, warm = (
         measured(measurer_of(gpu, l2), what, budget_s=1.0)[0].median_s for l2 in ("cold", "warm")
     )
-    assert cold
     assert warm
     assert cold >= warm
 

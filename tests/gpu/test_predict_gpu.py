@@ -131,9 +131,7 @@ def test_time_and_memory_are_near_those_of_a_training(
     assert prediction.step_s == pytest.approx(busy_s, rel=0.1), prediction.terms_ms
     assert prediction.launches == pytest.approx(launches, rel=0.05)
     assert prediction.interval_s is not None
-    assert prediction.host_s is not None
     assert prediction.host_s > 0
-    assert training.memory_peak_bytes is not None
     assert prediction.memory_bytes == pytest.approx(training.memory_peak_bytes, rel=0.1)
 
 

@@ -135,10 +135,8 @@ def test_no_rate_is_beyond_the_datasheet_and_what_was_not_measured_has_none() ->
     card, rates = find_card("NVIDIA H200"), known_rates("NVIDIA H200")
     for name in ("fp16", "bf16", "tf32", "fp32", "fp8-e4m3-precise", "int8"):
         measured, peak = rates.peak(PRECISIONS[name]), card.peak(PRECISIONS[name])
-        assert measured is not None
         assert peak is not None
         assert 0.8 * peak < measured < peak
-    assert rates.byte_per_s is not None
     assert 0.9 * card.byte_per_s < rates.byte_per_s < card.byte_per_s
     assert rates.peak(PRECISIONS["fp64"]) is None
     # Those of a few milliseconds: the power cap has not lowered the clock as far as in minutes.

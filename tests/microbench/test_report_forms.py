@@ -199,8 +199,6 @@ def test_points_are_the_numbers_of_the_run_and_a_line_is_broken_where_a_case_fai
     for result in run.results:
         series = f"{result.case.precision_name} {result.case.backend}"
         point = points[series, result.case.problem.axis]
-        assert result.measurement.ci95_s
-        assert result.flop_per_s
         fast, slow = result.measurement.ci95_s
         assert point["y"] == pytest.approx(result.flop_per_s / 1e12)
         assert point["high"] == pytest.approx(result.flops / fast / 1e12)

@@ -68,7 +68,6 @@ def half_in_logarithms(medians: list[float], tick_s: float) -> float:
 )
 def test_an_interval_is_that_of_the_method(medians: list[float], tick_s: float) -> None:
     found = median_interval([[each] for each in medians], tick_s)
-    assert found is not None
     half = half_in_logarithms(medians, tick_s)
     centre = float(np.median(medians))
     assert found == pytest.approx((centre * math.exp(-half), centre * math.exp(half)), rel=1e-6)
@@ -78,7 +77,6 @@ def test_an_interval_is_that_of_the_method(medians: list[float], tick_s: float) 
 def test_a_ratio_is_that_of_students_t(logs: list[float]) -> None:
     ratio, found = ratio_interval([[math.exp(log)] for log in logs], [[1.0]] * len(logs))
     half = T_TABLE[0.95, len(logs) - 1] * float(np.std(logs, ddof=1)) / len(logs) ** 0.5
-    assert found is not None
     assert found == pytest.approx((ratio * math.exp(-half), ratio * math.exp(half)), rel=1e-4)
 
 
@@ -89,8 +87,6 @@ def test_readings_on_one_tick_may_differ_by_one(rounds: int) -> None:
     stuck = [[centre] * 3] * rounds
     _, interval = ratio_interval(stuck, stuck, TICK_S)
     alone = median_interval(stuck, TICK_S)
-    assert interval is not None
-    assert alone is not None
     for end in interval:
         assert 0.6 * TICK_S < abs(end - 1) * centre <= TICK_S
     for end in alone:

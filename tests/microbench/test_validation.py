@@ -87,7 +87,6 @@ def test_a_bottleneck_that_nothing_shows_is_wrong_and_one_not_planted_is_not_cou
         return replace(result, kernels=("a", "b")[: len(result.kernels)])
 
     def cool(result: Result) -> Result:
-        assert result.measurement
         return replace(result, measurement=replace(result.measurement, throttle=()))
 
     assert verdicts(DEVELOPED, nameless) == {("layout", "wrong")}

@@ -81,7 +81,6 @@ def server(python: str) -> Iterator[str]:
             [python, __file__, program, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env=variables, start_new_session=True,
         ) as process:  # fmt: skip
-            assert process.stdout
             assert process.stdout.readline() == b"ready\n"
             yield program
 

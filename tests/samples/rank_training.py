@@ -124,7 +124,6 @@ def agreement(ranks: Ranks) -> dict[str, str]:
 def main(folder: Path) -> None:
     """Join, train, and write."""
     env = dist_env_of(os.environ)
-    assert env
     asked = "auto" if torch.cuda.is_available() else "cpu"
     device = device_of(env, os.environ.get("RANK_DEVICE", asked))
     ranks = Ranks.join(env, device)
