@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from e2e.case import DATA_WORDS, RESIDENT, TrainCase
 from e2e.input_stalls import fewest_from
+from e2e.report.answer import NO_VERDICT
 from e2e.report.arms import SHORT_MARK, SHORT_NOTE, SHORT_WORDS, grouped, is_short
 from e2e.report.figures import bottleneck_of, is_clear
 from e2e.results.baselines import BASELINES, by_the_wall
@@ -25,8 +26,8 @@ from microbench.verdict import MIN_GAIN
 
 IN_FULL = 0.95  # of a recipe's throughput without a loader
 WIDE_PCT = 15.0  # half of a rate's interval: wider ones are a doubt
-MOST_ROWS, MOST_RATES = 8, 2  # of the screen: rows, and recipes with rates
-UNSHOWN = (4, 5)  # columns of loaders that only --verbose has
+MOST_ROWS = 8  # of the screen
+WARM = "files had been read before: they were in memory"
 MARKS = {"skipped": "skipped", "failed": "FAILED", "ok": "not measured"}
 # CSV of loaders: name and path, in an order that does not change.
 RAW = {
@@ -55,17 +56,13 @@ class Gain(NamedTuple):
 class LoaderSweep:
     """A network fed by one loader: its trainings by recipe and number of workers, and its parts.
 
-    `alone` are the trainings on a pinned batch (else on one that stays on the device), by recipe;
-    `busy` those beside this number of busy workers.
+    `alone` are the trainings on a pinned batch (else on one that stays on the device), by recipe.
     """
 
     loader: str
     trainings: tuple[Training, ...]
     alone: dict[str, Training]
-    synthetic: dict[str, Training]
-    busy: dict[tuple[str, int], Training]
     loading: dict[int, Loading]
-    others: tuple[Loading, ...]  # cold files, and reading alone
 
     @property
     def recipes(self) -> list[str]:
@@ -156,23 +153,13 @@ def _sweep(run: Run, family: TrainCase, trainings: list[Training]) -> LoaderSwee
         plain = replace(family, loader=loader, prefetch=0)
         return {t.case.recipe: t for t in run.of(Training) if _family(t.case) == plain}
 
-    loadings = [
-        loading
-        for loading in run.of(Loading)
-        if replace(loading.case, loader="", workers=0, cold=False)
-        == replace(load_case(family), loader="", cold=False)
-    ]
-    own = [row for row in loadings if row.case.loader == family.loader and not row.case.cold]
-    busy = [t for t in run.of(Training) if t.case.cached and _family(t.case) == family]
-    synthetic = by_recipe("synthetic")
+    own = replace(load_case(family), workers=0)
+    loadings = [row for row in run.of(Loading) if replace(row.case, workers=0) == own]
     return LoaderSweep(
         family.loader,
         tuple(trainings),
-        alone=by_recipe("pinned") or synthetic,
-        synthetic=synthetic,
-        busy={(t.case.recipe, t.case.workers): t for t in busy},
-        loading={loading.case.workers: loading for loading in own},
-        others=tuple(row for row in loadings if row.case.cold or row.case.loader == "read"),
+        alone=by_recipe("pinned") or by_recipe("synthetic"),
+        loading={loading.case.workers: loading for loading in loadings},
     )
 
 
@@ -191,8 +178,9 @@ def sweep_title(sweep: LoaderSweep) -> str:
 
 
 def sweep_part(sweep: LoaderSweep, level: int) -> Part:
-    """Workers x recipes: how much faster, and images per second. The screen has what matters."""
+    """Workers x recipes: how much faster, and images per second."""
     base, *others = sweep.recipes
+    last = sweep.recipes[-1]
     rows: list[Json] = [
         {
             "workers": count, "loader": sweep.loading.get(count),
@@ -203,18 +191,15 @@ def sweep_part(sweep: LoaderSweep, level: int) -> Part:
         for count in sweep.workers
     ]  # fmt: skip
     title = sweep.title(base, SHORT_MARK)
-    gains = [Column(f"{name} x {title}", f"gain {name}", _gain) for name in others]
-    rates = [Column(f"{name}\nimg/s", f"rate {name}", drop=1) for name in sweep.recipes]
-    limits = [Column(f"{name}\nbottleneck", f"limit {name}", drop=2) for name in sweep.recipes]
-    alone = Column("loader\nalone", "loader.per_s", fmt.throughput, drop=3)
-    columns = [Column("workers", "workers"), *gains, *rates, *limits, alone]
-    if level == VERBOSE:
-        name = f"Together: {sweep_title(sweep)}"
-        return Part(name, columns, [*map(Row, rows)], _notes(sweep), level)
-    few = len(rates) <= MOST_RATES
-    brief = [*columns[:1], *gains, *(rates if few else ()), limits[-1]]
-    more = [f"and {len(rows) - MOST_ROWS} more: --verbose"] * (len(rows) > MOST_ROWS)
-    return Part("", brief, [*map(Row, rows[:MOST_ROWS])], [*more, *_notes(sweep)[not few :]])
+    columns = [
+        Column("workers", "workers"),
+        *(Column(f"{name} x {title}", f"gain {name}", _gain) for name in others),
+        *(Column(f"{name}\nimg/s", f"rate {name}", drop=2) for name in sweep.recipes),
+        Column(f"{last}\nbottleneck", f"limit {last}", drop=1),
+        Column("loader\nalone", "loader.per_s", fmt.throughput, drop=3),
+    ]
+    name = f"Together: {sweep_title(sweep)}" * (level == VERBOSE)
+    return Part(name, columns, [*map(Row, rows)], _notes(sweep), level)
 
 
 def _rates(arm: Training) -> str:
@@ -250,33 +235,17 @@ def _notes(sweep: LoaderSweep) -> list[str]:
 def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     """From how many workers on recipes are faster, what limits them, and how sure that is."""
     base, *others = sweep.recipes
-    most = sweep.workers[-1]
-    pays = {name: sweep.pays_from(name, base) for name in others}
-    texts = [_pays(sweep, name, base, start) for name, start in pays.items() if start is not None]
-    never = [name for name, start in pays.items() if start is None]
-    gains = {name: gain for name in never if (gain := sweep.speedup(name, base, most))}
-    wide = [name for name, gain in gains.items() if gain.ratio.ruined_pct]
-    if even := [name for name in never if name not in wide]:
-        known = [_times(gains[name]) for name in even if name in gains]
-        texts.append(
-            f"{', '.join(even)} {'are' if len(even) > 1 else 'is'} not faster than "
-            f"{sweep.title(base)} at any number of workers tried: {', '.join(known)} times as fast "
-            f"with {most}"
-        )
-    if wide:
-        intervals = ", ".join(_times(gains[name]) for name in wide)
-        texts.append(f"No verdict on {', '.join(wide)} against {sweep.title(base)}: the intervals "
-                     f"are too wide ({intervals} times as fast with {most} workers)")  # fmt: skip
+    texts = sorted((_against(sweep, name, base) for name in others), key=_is_no_verdict)
     lost = grouped((arm.reason or "no reason given", arm) for arm in sweep.trainings
                    if arm.status == "failed")  # fmt: skip
     for why, arms in lost.items():
         each = [f"{a.case.recipe} with {fmt.count(a.case.workers, 'worker')}" for a in arms]
-        texts.append(f"{fmt.listed(each)} FAILED: {why}")
-    full = [text for name in reversed(sweep.recipes) if (text := _in_full(sweep, name, most))]
+        texts.insert(1, f"{fmt.listed(each)} FAILED: {why}")
+    full = [text for name in reversed(sweep.recipes) if (text := _in_full(sweep, name))]
     if not others:
         texts.insert(0, full.pop() if full else f"{base}: only one recipe was fed")
     where = f"{sweep_title(sweep)}, {device}"
-    lines = [Line("", f"{texts[0]} ({where})"), *(Line("", text) for text in texts[1:3])]
+    lines = [Line("", f"{texts[0]} ({where})"), *(Line("", text) for text in texts[1:2])]
     if full:
         lines.append(Line("Why", "; ".join(full[:2])))
     if any(sweep.alone.get(name) and not sweep.in_full_from(name) for name in sweep.recipes):
@@ -286,41 +255,36 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
         points = fmt.count(len(errors), "point")
         lines.append(Line("Doubt", f"predictions were {off} at worst ({points})"))
     if not sweep.trainings[0].case.cold:
-        lines.append(Line("Doubt", "files had been read before: they were in memory"))
+        lines.append(Line("Doubt", WARM))
     return lines
 
 
-def reading_part(sweep: LoaderSweep) -> Part:
-    """What copying and busy workers cost, and how fast files are read."""
-    facts = _costs(sweep, sweep.workers[-1])
-    rates = {(row.case.loader, row.case.cold): row.per_s for row in sweep.others if row.per_s}
-    for cold, where in ((False, "from the page cache"), (True, "from disk")):
-        if read := rates.get(("read", cold)):
-            facts.append(f"Reading files {where}, without decoding: {fmt.throughput(read)} img/s")
-    if loaded := rates.get((sweep.loader, True)):
-        facts.append("With files that are not in the page cache the loader delivers "
-                    f"{fmt.throughput(loaded)} img/s")  # fmt: skip
-    lines = [f"{line}." for line in facts]
-    return Part(f"What the loader costs: {sweep_title(sweep)}", below=lines, level=VERBOSE)
+def _is_no_verdict(text: str) -> bool:
+    return text.startswith(NO_VERDICT)
 
 
-def _pays(sweep: LoaderSweep, name: str, base: str, start: int) -> str:
-    """From how many workers on a recipe is faster, and how much there."""
-    gain = sweep.speedup(name, base, start)
-    assert gain
-    source = "measured" if gain.measured else "predicted"
-    text = f"{_times(gain)} times as fast as {sweep.title(base)}"
-    if start == sweep.workers[0]:
+def _against(sweep: LoaderSweep, name: str, base: str) -> str:
+    """From how many workers on a recipe is faster, and how much there; or that it never is."""
+    start, most = sweep.pays_from(name, base), sweep.workers[-1]
+    gain = sweep.speedup(name, base, most if start is None else start)
+    faster = f"{_times(gain)} times as fast" if gain else "not known how fast"
+    title = sweep.title(base)
+    if gain and gain.ratio.ruined_pct:
         return (
-            f"{name} is faster at every number of workers tried, from {start} on: {text} there, "
-            f"{source}"
+            f"{NO_VERDICT} on {name} against {title}: {faster} with {fmt.count(most, 'worker')}, "
+            "too wide an interval"
         )
+    if gain is None or start is None:
+        return f"{name} is not faster than {title} at any number of workers: {faster} with {most}"
+    clearly, workers = "clearly " * is_clear(gain.ratio), fmt.count(start, "worker")
+    source = "measured" if gain.measured else "predicted"
+    text = f"{name} is {clearly}faster with {workers}: {faster} as {title}, {source}"
+    if start == sweep.workers[0]:
+        return text
     fewer = sweep.workers[sweep.workers.index(start) - 1]
     before = sweep.speedup(name, base, fewer)
     known = before is not None and (not before.measured or is_clear(before.ratio))
-    without = "it is not" if known else "that is not known"
-    clearly, workers = "clearly " * is_clear(gain.ratio), fmt.count(start, "worker")
-    return f"{name} is {clearly}faster with {workers}: {text}, {source}; with {fewer} {without}"
+    return f"{text}; with {fewer} {'it is not' if known else 'that is not known'}"
 
 
 def _times(gain: Gain) -> str:
@@ -328,63 +292,43 @@ def _times(gain: Gain) -> str:
     return fmt.interval(gain.ratio) if gain.ratio.ci95 else fmt.short_ratio(gain.ratio)
 
 
-def _in_full(sweep: LoaderSweep, name: str, most: int) -> str:
+def _in_full(sweep: LoaderSweep, name: str) -> str:
+    """What a recipe reaches of its speed without a loader, and with how many workers."""
     alone = sweep.alone.get(name)
     if alone is None or not alone.per_s:
         return ""
-    start, share = sweep.in_full_from(name), f"{100 * IN_FULL:.0f} %"
+    start, most = sweep.in_full_from(name), sweep.workers[-1]
     text = f"{name} trains {fmt.throughput(alone.per_s)} img/s without a loader"
     if start is not None:
-        return f"{text}, {start} workers reach {share} of it"
+        return f"{text}, {start} workers reach {100 * IN_FULL:.0f} % of it"
     left = 100 * sweep.per_s(name, most) / alone.per_s
     return f"{text}, {most} workers reach {left:.0f} % of it" if left else text
-
-
-def _costs(sweep: LoaderSweep, most: int) -> list[str]:
-    """What copying and busy workers cost, by difference."""
-    lines: list[str] = []
-    for name in sweep.recipes:
-        pinned, synthetic = sweep.alone.get(name), sweep.synthetic.get(name)
-        busy = sweep.busy.get((name, most))
-        if pinned is None or synthetic is None or pinned is synthetic:
-            continue
-        if not (pinned.step_s and synthetic.step_s):
-            continue
-        copy = 100 * (pinned.step_s / synthetic.step_s - 1)
-        text = f"{name}: copying and normalising a batch adds {copy:+.1f} % to a step"
-        if busy and busy.step_s:
-            slower = 100 * (busy.step_s / pinned.step_s - 1)
-            text += f", {fmt.count(most, 'busy worker')} {slower:+.1f} %"
-        lines.append(text)
-    return lines
 
 
 # ---------------------------------------------------------------- alone
 
 
 def loaders_parts(run: Run, level: int) -> list[Part]:
-    """One row per loader and number of workers; on the screen each loader's best number."""
+    """One row per loader and number of workers; on the screen each loader's best of many."""
     loadings = run.of(Loading)
-    if not loadings:
-        return []
     columns = _columns([row.case for row in loadings])
     lost = [(row.case.loader, row.reason or "no reason given") for row in loadings
             if row.per_s is None]  # fmt: skip
-    reading = [
-        f"{_shared(loadings)}; per core: by the CPU time of the workers and of the process that "
-        "takes the batches; prefetch: batches loaded ahead by each worker",
+    notes = [
+        "per core: by the CPU time of the workers and of the process that takes the batches",
         *missing(list(dict.fromkeys(lost))),
     ]
-    every = Part("Loaders alone", columns, [*map(_row, loadings)], reading, VERBOSE)
+    every = Part(
+        "Loaders alone", columns, [*map(_row, loadings)], notes if loadings else (), VERBOSE
+    )
     if level == VERBOSE:
         return [every]
+    if len(loadings) <= MOST_ROWS:
+        return [replace(every, title="", level=level)]
     by_loader = grouped(((row.case.loader, row.case.cold), row) for row in loadings if row.per_s)
     best = [max(some, key=lambda row: row.per_s or 0.0) for some in by_loader.values()]
-    many = len(loadings) > MOST_ROWS
-    notes = [f"{len(loadings)} measurements, each loader at its best: --verbose has all"] * many
-    shown = best[:MOST_ROWS] if many else loadings
-    brief = [column for column in columns if column.drop not in UNSHOWN]
-    return [Part("", brief, [*map(_row, shown)], notes), every]
+    many = f"{len(loadings)} measurements, each loader at its best: --verbose has all"
+    return [Part("", columns, [*map(_row, best[:MOST_ROWS])], [many]), every]
 
 
 def _row(row: Loading) -> Row:
@@ -447,7 +391,7 @@ def loaders_answer(run: Run, device: str) -> list[Line]:
         text = f"{len(wide)} of {fmt.count(len(ran), 'rate')} beyond ±{WIDE_PCT:.0f} %"
         lines.append(Line("Doubt", f"{text}, up to ±{max(wide):.0f} %"))
     if ran and not any(row.case.cold for row in loadings):
-        lines.append(Line("Doubt", "files had been read before: they were in memory"))
+        lines.append(Line("Doubt", WARM))
     return lines
 
 

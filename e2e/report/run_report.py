@@ -20,7 +20,6 @@ from e2e.report.loading import (
     loaders_answer,
     loaders_parts,
     loaders_raw,
-    reading_part,
     sweep_answer,
     sweep_part,
 )
@@ -86,8 +85,7 @@ def report(run: Run) -> Report:
         lines = [line for sweep in sweeps for line in sweep_answer(sweep, device)][:MOST_LINES]
         parts = [
             sweep_part(sweeps[0], DEFAULT),
-            *(sweep_part(sweep, VERBOSE) for sweep in sweeps),
-            *map(reading_part, sweeps),
+            *(sweep_part(sweep, VERBOSE) for sweep in sweeps[1:]),
             *loaders_parts(run, VERBOSE),
             *_parts(run, view, predicts=False)[1:],
         ]
