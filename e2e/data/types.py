@@ -118,11 +118,6 @@ class LoadSpec:
         return self.workers * PREFETCH
 
     @property
-    def batch_bytes(self) -> int:
-        """Bytes of a batch: uint8 pixels and int64 classes."""
-        return self.batch * (3 * self.size[0] * self.size[1] + 8)
-
-    @property
     def pinned(self) -> bool:
         """Whether batches go to the device from pinned memory."""
         return self.device.type == "cuda"

@@ -89,12 +89,10 @@ class Each(Dataset[Any]):
         return self.make(number)
 
 
-def counted(make: Callable[[int], object], batch_bytes: int = 8) -> Workers:
+def counted(make: Callable[[int], object]) -> Workers:
     batches = ([number] for number in itertools.count())
     spec = LoadSpec(1, CPU, 1, workers=1)
-    return Workers(
-        Each(make), spec, batch_bytes=batch_bytes, batch_sampler=batches, collate_fn=list
-    )
+    return Workers(Each(make), spec, batch_sampler=batches, collate_fn=list)
 
 
 def test_a_batch_that_cannot_be_sent_ends_the_run_instead_of_hanging() -> None:
@@ -128,21 +126,14 @@ def test_workers_leave_the_garbage_of_the_training_alone() -> None:
         gc.collect()
 
 
-def test_too_little_shared_memory_is_found_before_workers_start_and_too_few_cores_noted(
-    root: Path,
-) -> None:
-    feed = opened(root).load(LoadSpec(10**9, CPU, 1, workers=2))
-    said = message(lambda: next(feed))
-    assert "--workers 2 has 5 batches of 776,000.0 MB under way, 3,880,000 MB" in said
-    assert "fewer --workers or a smaller --batch" in said
+def test_shared_memory_that_runs_out_is_said() -> None:
+    workers = counted(lambda _: os.kill(os.getpid(), signal.SIGBUS))
+    said = message(lambda: next(workers))
+    assert "(SIGBUS): shared memory (/dev/shm) ran out, most likely: fewer --workers" in said
     assert "--shm-size" in said
-    assert feed.pids == ()
-    feed.close()
-    free = cpus.free_shared_memory()
-    assert free is not None
-    workers = counted(abs, batch_bytes=free // 4)
-    assert next(workers) == [0]
-    workers.close()
+
+
+def test_more_workers_than_cores_are_noted(root: Path) -> None:
     many = cpus.cores() + 1
     data = opened(root, workers=many)
     assert data.notes == (f"{many} loader workers on {many - 1} cores: they take turns",)

@@ -80,8 +80,7 @@ class Own:
         if self._kept and not options.tokens:  # the network gets as many outputs then
             self.classes = len(getattr(self._train.dataset, "classes", range(self.classes)))
         self._noise = Synthetic(options.sample, self.classes, options.tokens, options.share)
-        inputs, targets = self.checked(self._batch(self._train, [0]))
-        self._item_bytes = inputs.nbytes + targets.nbytes
+        self.checked(self._batch(self._train, [0]))
 
     def load(self, spec: LoadSpec) -> Loader:
         """As `Data.load`: a Dataset in shuffled epochs, an IterableDataset over and over."""
@@ -94,7 +93,7 @@ class Own:
         if (count := self._train.count) is not None:
             draws = Shuffled(count, spec.batch, spec.seed, self._options.share)
             order = dict(batch_sampler=([index for index, _ in some] for some in draws))
-        return OwnLoader(self, self._train, spec, spec.batch * self._item_bytes, order)
+        return OwnLoader(self, self._train, spec, order)
 
     def held_out(self, batch: int, device: torch.device, count: int = 0) -> Iterator[Pair]:
         """As `Data.held_out`, made in this process."""
@@ -196,12 +195,10 @@ class AnyInput(nn.Module):
 class OwnLoader(Workers):
     """Batches of the user's own items, copied to the device as they are."""
 
-    def __init__(
-        self, data: Own, part: ItemSource, spec: LoadSpec, batch_bytes: int, order: dict[str, Any]
-    ) -> None:
+    def __init__(self, data: Own, part: ItemSource, spec: LoadSpec, order: dict[str, Any]) -> None:
         super().__init__(
-            part.dataset, spec, batch_bytes=batch_bytes, pinned=spec.pinned,
-            on_start=part.on_start, collate_fn=part.collate, **order,
+            part.dataset, spec, pinned=spec.pinned, on_start=part.on_start,
+            collate_fn=part.collate, **order,
         )  # fmt: skip
         self._data, self._placer = data, Placer(spec.device, IMAGENET)
 

@@ -1,11 +1,10 @@
-"""The cores that this process may use, the CPU time of processes, and shared memory."""
+"""The cores that this process may use, and the CPU time of processes."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
-import shutil
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ from pathlib import Path
 from microbench.device.host import CPU_TICKS, cpu_quota_cores, process_stat, usable_cores
 from microbench.errors import UserError
 
-SHARED_MEMORY = Path("/dev/shm")
 TASKS = Path("/proc/self/task")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SPIN_S = 0.2
@@ -94,11 +92,3 @@ def cpu_seconds(pids: Iterable[int]) -> float:
         fields = process_stat(pid) or ()
         ticks += sum(map(int, fields[CPU_TICKS][:2]))  # without those of its children
     return ticks / TICKS_PER_S
-
-
-def free_shared_memory() -> int | None:
-    """Bytes free in shared memory; None where the system does not say."""
-    try:
-        return shutil.disk_usage(SHARED_MEMORY).free
-    except OSError:
-        return None

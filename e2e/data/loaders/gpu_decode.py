@@ -6,13 +6,10 @@ host once all buffers have their final size; until then the driver may block bot
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from importlib.util import find_spec
-from statistics import fmean
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -22,10 +19,9 @@ from e2e.data.loaders.jpeg_bytes import Encoded, pack
 from e2e.data.loaders.nvjpeg import Decoder, Ready
 from e2e.data.loaders.reading import none_left
 from e2e.data.loaders.workers import Shuffled, Workers
-from e2e.data.types import Files, ImageFile, Loader, LoadSpec, Source, laid_out
+from e2e.data.types import Files, Loader, LoadSpec, Source, laid_out
 
 READY = 2  # batches on the device ahead of the one that is trained on
-SIZED = 64  # files whose mean size is taken for that of all
 LAST_BATCH_S = 2.0  # that closing waits for a batch, at most, before it ends the workers
 CLOSE_S = 60.0  # that closing waits for the thread's last batch, at most
 
@@ -61,7 +57,6 @@ class GpuDecoded(Loader):
         self._workers = Workers(
             encoded,
             spec,
-            batch_bytes=spec.batch * _usual_bytes(files.pictures),
             pinned=spec.pinned,
             batch_sampler=Shuffled(len(files.pictures), spec.batch, spec.seed, spec.share),
             collate_fn=pack,
@@ -138,12 +133,3 @@ class Ahead(Generic[Made]):
         """
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait([future for future in self._pending if not future.cancelled()], within_s)
-
-
-def _usual_bytes(pictures: Sequence[ImageFile]) -> int:
-    """The mean size in bytes of SIZED files, or of all if fewer."""
-    sizes = [0]
-    for picture in pictures[:: max(1, len(pictures) // SIZED)]:
-        with suppress(OSError):
-            sizes.append(os.stat(picture.path).st_size)
-    return round(fmean(sizes[1:] or sizes))

@@ -116,7 +116,7 @@ class ImageLoader(Workers):
         self, dataset: Dataset[Sample], count: int, source: Source, spec: LoadSpec
     ) -> None:
         super().__init__(
-            dataset, spec, batch_bytes=spec.batch_bytes, pinned=spec.pinned, collate_fn=together,
+            dataset, spec, pinned=spec.pinned, collate_fn=together,
             batch_sampler=Shuffled(count, spec.batch, spec.seed, spec.share),
         )  # fmt: skip
         self._source = source
@@ -155,7 +155,7 @@ def once(pictures: Sequence[ImageFile], spec: LoadSpec) -> Iterator[Batch]:
     batches = [draws[at : at + spec.batch] for at in range(0, len(draws), spec.batch)]
     samples = ImageDataset(pictures, centre(spec.size), whole=True)
     workers = Workers(
-        samples, spec, batch_bytes=spec.batch_bytes, pinned=spec.pinned,
+        samples, spec, pinned=spec.pinned,
         batch_sampler=shared(batches, spec.share), collate_fn=together,
     )  # fmt: skip
     try:

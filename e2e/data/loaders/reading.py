@@ -101,7 +101,6 @@ def open_loader(source: Source, spec: LoadSpec) -> ReadLoader:
     return ReadLoader(
         _Files(source.pictures, spec.cold),
         spec,
-        batch_bytes=0,
         batch_sampler=Shuffled(len(source.pictures), spec.batch, spec.seed, spec.share),
         collate_fn=_added_up,
     )

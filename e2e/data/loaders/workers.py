@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from e2e.data.loaders.cpus import free_shared_memory
 from e2e.data.types import ALL, PREFETCH, Loader, LoadSpec, Share
 from microbench.errors import UserError
 from microbench.stopping import DIE_WITH_PARENT, control
@@ -32,10 +31,11 @@ START = "fork"
 DYING_S = 1.0  # at most from a worker's last sign of life to its end
 NOT_HANDED_OVER = 79  # exit code of a worker whose batch could not be sent
 MEMORY = "fewer --workers and a smaller --batch take less"
+SHARED_MEMORY = "shared memory (/dev/shm) ran out"
+ADVICE = f"{MEMORY}; in a container, --shm-size gives more"
 MEANINGS = {
     signal.SIGKILL: f"out of memory, most likely: {MEMORY}",
-    signal.SIGBUS: f"shared memory ran out, most likely: {MEMORY}; in a container, --shm-size "
-    "gives more",
+    signal.SIGBUS: f"{SHARED_MEMORY}, most likely: {ADVICE}",
     signal.SIGSEGV: "a decoder crashed on an image, most likely; another --loader may not",
 }
 
@@ -48,18 +48,15 @@ class Workers(Loader):
 
     What is random must follow from what the dataset is asked for. Workers start at the first
     `next`; without workers, batches are made in this process. When one dies, `next` raises a
-    UserError that names it.
-
-    `batch_bytes` is the shared memory of a batch: UserError, before any worker starts, when the
-    batches under way do not fit. `on_start` is called in each worker with its number.
+    UserError that names it. `on_start` is called in each worker with its number.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], spec: LoadSpec, *, batch_bytes: int, pinned: bool = False,
+        self, dataset: Dataset[Any], spec: LoadSpec, *, pinned: bool = False,
         on_start: Callable[[int], object] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._dataset, self._spec, self._options = dataset, spec, options
-        self._batch_bytes, self._pinned, self._on_start = batch_bytes, pinned, on_start
+        self._pinned, self._on_start = pinned, on_start
         self._batches: Iterator[Any] | None = None
         self._processes: tuple[BaseProcess, ...] = ()
         self._closed = False
@@ -82,11 +79,13 @@ class Workers(Loader):
             return next(self._batches)
         except StopIteration:
             raise
-        except Exception:
+        except Exception as error:
             until_s = time.monotonic() + DYING_S
             while self._processes and time.monotonic() < until_s:
                 self._check_alive()  # the connections of a dying one end before it does
                 time.sleep(DYING_S / 100)
+            if "unable to allocate shared memory" in str(error):  # as torch says it
+                raise UserError(f"{SHARED_MEMORY}: {ADVICE}") from None
             raise
 
     def close(self) -> None:
@@ -98,7 +97,6 @@ class Workers(Loader):
                 process.terminate()
 
     def _started(self) -> Iterator[Any]:
-        self._check_shared_memory()
         workers = self._spec.workers
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # a note says it
@@ -131,18 +129,6 @@ class Workers(Loader):
                 signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
         self._processes = tuple(getattr(batches, "_workers", ()))
         return batches
-
-    def _check_shared_memory(self) -> None:
-        under_way, free = self.queue_depth + 1, free_shared_memory()
-        needed = under_way * self._batch_bytes
-        if not self.queue_depth or free is None or needed <= free:
-            return
-        raise UserError(
-            f"--workers {self._spec.workers} has {under_way} batches of "
-            f"{self._batch_bytes / 1e6:,.1f} MB under way, {needed / 1e6:,.0f} MB; shared memory "
-            f"(/dev/shm) has {free / 1e6:,.0f} MB free: take fewer --workers or a smaller --batch; "
-            "in a container, --shm-size gives more"
-        )
 
     def _check_alive(self) -> None:
         """End the workers and raise a UserError when one of them is dead.
