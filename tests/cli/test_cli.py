@@ -241,7 +241,8 @@ def test_what_ran_is_right_and_compared(shop: Shop) -> None:
     for result in run["results"]:
         case = result["case"]
         assert (case["layout"], case["r"], case["s"], case["padding"]) == ("nhwc", 3, 3, 1)
-        if result["precision"] == "bf16" and (case["c"], case["k"]) != (4, 8):
+        asked = result["precision"] == "bf16" and (case["c"], case["k"]) != (4, 8)
+        if asked and all(other["status"] == "ok" for other in run["results"]):
             against = result["speedup"]["fp32"]
             assert against["ci95"][0] <= against["ratio"] <= against["ci95"][1]
 

@@ -57,7 +57,6 @@ from microbench.commands import explain_again
 from microbench.errors import UserError
 from microbench.report import writers
 from microbench.report.charts import write_chart
-from microbench.report.parts import value
 from microbench.report.report import report_of
 from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Ratio, Run
@@ -396,24 +395,6 @@ def test_a_chart_names_a_brief_search_with_each_ratio_over_fp32() -> None:
     assert bar_rows(view_of(alone))[1]["text"].endswith("x fp32¹)")
     assert "¹ by a short search" in str(training_chart(alone).to_dict())
     assert "short search" not in str(training_chart(ledger_run()).to_dict())
-
-
-def test_an_evaluation_is_a_forward_pass_in_every_word_and_fits_a_screen() -> None:
-    run = RUNS["evaluation"]()
-    text = shown(run)
-    assert len(text.splitlines()) <= 24
-    for words in (text, to_markdown(run), shown(run, details=True),
-                  str(training_chart(run).to_dict())):  # fmt: skip
-        found = words.replace("steps of", "").replace("--ladder", "")
-        assert not re.search(r"(?<!')\bsteps?\b|\btrains?\b|training|optimizer|sgd", found), words
-        assert "forward pass" in found or "forward alone" in found
-    (fast,) = (t for t in run.of(Training) if (t.case.recipe, t.case.batch) == ("amp", 256))
-    every = next(part for part in report(run).parts if part.title == "Every recipe")
-    (row,) = (row.item for row in every.rows if row.item["arm"] is fast)
-    by_title = {column.title: column for column in every.columns}
-    latency = value(row, by_title["ms/batch"].path)
-    assert latency == pytest.approx(256 / (value(row, by_title["img/s"].path) or 1))
-    assert "From fp32 to amp (batch 256): where the time of a forward pass goes" in to_markdown(run)
 
 
 # ---------------------------------------------------------------- what stands in results/
