@@ -115,7 +115,7 @@ def test_what_is_said_of_gemm() -> None:
              if (r.case.backend, r.case.precision_name) == ("cublas", "fp16")}  # fmt: skip
     shown = (1e6 * times[4096], 1e3 * times[4095], 1e3 * times[4097])
     says("docs/tutorial-kernels", "On cuBLAS 4096 takes", *shown)
-    for name, words in (("own-gemm", "GEMM is"), ("own-conv", "the only library")):
+    for name, words in (("own-gemm", "GEMM is"), ("own-conv", "the convolution")):
         found, *_ = summaries(run(name))
         says("docs/own-kernels", words, found.mean)
 

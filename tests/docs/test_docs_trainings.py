@@ -219,7 +219,7 @@ def test_two_cores_and_a_loader_by_hand() -> None:
     ratio, half = map(float, row[head.index("O2 x O0")].split(" ±"))
     within = round(100 * (abs(ratio - 1) + half))
     says(LOADER, "O2 is shown to be within", within)
-    says(EXPERIMENT, "it is within", within)
+    says(EXPERIMENT, "O2 is within", within)
     hand = [fmean(document(f"by-hand/plain{i}")["images_per_s"]) for i in (1, 2, 3)]
     ours = [run(f"by-hand/ours{i}").of(Loading)[0].per_s or 0.0 for i in (1, 2, 3)]
     figures = [rate for one in (hand, ours) for rate in (fmean(one), min(one), max(one))]
