@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from e2e.case import (
@@ -158,9 +157,6 @@ class TrainOptions:
     clip: float | None = choice(
         None, "Largest norm of the gradients  [default: no limit]", check=above_0()
     )
-    weights: Path | None = choice(
-        None, "Start from this state dict, or that of NETWORK in this folder"
-    )
     memory_limit: str | None = choice(
         None, "Memory that torch may use of the GPU: 16GB  [default: all]", check=_check_memory
     )
@@ -195,8 +191,6 @@ class TrainOptions:
             given["data"] = DATA_ALIASES[given["data"]]
         merged = instead | given
         check_options(merged, TrainOptions)
-        if weights := merged.get("weights"):
-            merged["weights"] = _weights_file(Path(weights), network)
         options = filled(TrainOptions, merged, network=network, outputs=filled(Outputs, merged))
         _check_together(options)
         _check_ranks(options)
@@ -225,7 +219,6 @@ class TrainOptions:
         known |= {
             "data": kind, "loader": loader, "workers": workers,
             "memory_limit": parse_memory(self.memory_limit) if self.memory_limit else None,
-            "weights": self.weights.name if self.weights else None,
         }  # fmt: skip
         return {name: value for name, value in known.items() if value is not None}
 
@@ -233,26 +226,6 @@ class TrainOptions:
 def words_of(name: str) -> str:
     """An option as it is typed."""
     return options_of(TrainOptions)[name].words.partition("/")[0]
-
-
-def _weights_file(path: Path, network: str) -> Path:
-    """The file of a network's weights: this one, or in this folder NETWORK.pth or .pt.
-
-    torchvision's own names, NETWORK-0123abcd.pth, count too. UserError where there is none.
-    """
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise UserError(f"--weights {path}: no such file or folder")
-    plain = network.partition("@")[0]
-    named = re.compile(rf"{re.escape(plain)}(-[0-9a-f]{{8}})?\.(pth|pt)", re.IGNORECASE)
-    files = sorted(file for file in path.iterdir() if named.fullmatch(file.name))
-    if not files:
-        raise UserError(f"--weights {path} has no {plain}.pth, nor {plain}-HASH.pth")
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise UserError(f"--weights {path} has several of {plain}: {names}; give one of them")
-    return files[0]
 
 
 def _check_ranks(options: TrainOptions) -> None:

@@ -224,7 +224,7 @@ SCREEN = ("json", "overwrite", "verbose", "quiet")
 # Options whose values may have a path after the colon: "folder:/data/imagenet".
 PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
 TIMM = "timm"  # a package of networks: "timm:NAME" is no function
-FILES = ("weights", "shapes")  # paths, of which a run file has the name
+FILES = ("shapes",)  # paths, of which a run file has the name
 NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your own module:function"
 # An argument that --resume may take from the run file; without that it is required.
 NETWORK: Any = {"metavar": "NETWORK", "required": False}

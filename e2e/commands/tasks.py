@@ -12,7 +12,6 @@ from e2e.data.types import ALL, Data
 from e2e.networks import find
 from e2e.networks.losses import DefaultLoss
 from e2e.networks.network import Network
-from e2e.networks.weights import with_weights
 from e2e.options import TrainOptions
 from e2e.training.dist_env import dist_env_of
 from e2e.training.ranks import Ranks
@@ -60,9 +59,6 @@ def open_task(
         if classes and not options.evaluation and isinstance(network.loss, DefaultLoss):
             network.loss(torch.zeros(1, classes), torch.zeros(1, dtype=torch.int64))  # if it can
     network = replace(network, classes=data.classes)
-    if options.weights:
-        announce("", f"loading {options.weights.name}")
-        network = with_weights(network, options.weights)
     remarks = (*data.notes, *([STAND_IN] if stands_in and not options.evaluation else []))
     return Task(network, data, options.seed, ranks), remarks
 

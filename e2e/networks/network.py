@@ -73,6 +73,12 @@ def check_input(
             ) from None
 
 
+def model_bytes(module: nn.Module) -> int:
+    """Bytes of parameters and buffers; what two layers share counts once."""
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def with_dropout(network: Network, share: float) -> Network:
     """The network with this dropout in all its layers of that kind. UserError if it has none."""
 

@@ -143,11 +143,6 @@ def planned(
         }  # fmt: skip
         if run.network and "network" in sets:
             run = replace(run, network=tuple(sets["network"].split(",")))
-        if "weights" in options and "weights" not in sets:
-            del options["weights"]
-            differences.append(
-                f"Run {run.id}: weights are random; --set weights=DIR has the pretrained."
-            )
         try:
             more = _without_missing_gpus(options, gpus) if "gpus" in options else ""
             if more:

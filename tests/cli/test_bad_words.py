@@ -97,7 +97,7 @@ VALUES = {
         "--loss-scale": ["0", "-1", "nan", "1e30"],
         "--lr": ["fast", "0", "inf", "nan"], "--warmup": ["-1"],
         "--clip": ["0", "-1", "inf", "nan"], "--held-out": ["0", "-3"], "--seed": ["-1", "x"],
-        "--memory-limit": ["16", "0GB", "-1GB", "much", "16TB"], "--weights": ["no/such/file.pth"],
+        "--memory-limit": ["16", "0GB", "-1GB", "much", "16TB"],
         "--schedule": ["cosin", "cosine", "cosine:0", "cosine:x", "triangle:101", "step:75,50",
                        "step:50/0.5", "step:"],
         "--budget": ["0", "nan", "soon"], "--processes": ["0", "101", "two"],

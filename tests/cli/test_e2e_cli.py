@@ -283,20 +283,6 @@ def test_how_it_was_trained_is_in_the_case_and_resume_knows_it(folder: Path) -> 
     assert sorted(result["case"]["clip"] for result in more) == [1.5, 3.0]
 
 
-def test_fine_tuning_keeps_the_name_of_its_file_and_no_path(folder: Path, tmp_path: Path) -> None:
-    import torch
-
-    from e2e.networks import find
-
-    file, weights = tmp_path / "tuned.json", tmp_path / "cnn-cifar.pth"
-    torch.save(find("cnn-cifar").build().state_dict(), weights)
-    words = ("cnn-cifar", "--recipe", "fp32", "--batch", "8", "--iterations", "4")
-    (result,) = trained(folder, file, *words, "--weights", tmp_path)[0]["results"]
-    assert result["status"] == "ok", result["reason"]
-    assert result["case"]["weights"] == "cnn-cifar.pth"
-    assert str(tmp_path) not in file.read_text()
-
-
 # ---------------------------------------------------------------- the user's own network
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,21 +150,6 @@ def test_batches_by_device_memory_and_option() -> None:
 def test_cudnn_searches_briefly_where_it_searches_at_all(kind: str, name: str, search: str) -> None:
     for asked, expected in (({}, search), ({"search": FULL}, FULL)):
         assert {case.search for case in cases(kind, name=name, **asked)} == {expected}
-
-
-def test_weights_of_a_folder_are_those_of_the_network(tmp_path: Path) -> None:
-    def found(name: str) -> str:
-        return TrainOptions.of(name, {"weights": tmp_path}).of_case["weights"]
-
-    for name in ("resnet18-0a1b2c3d.pth", "resnet18-cifar.pt", "wide_resnet18.pth", "notes.txt"):
-        (tmp_path / name).touch()
-    assert found("resnet18") == "resnet18-0a1b2c3d.pth"
-    assert found("resnet18-cifar@dropout=0.1") == "resnet18-cifar.pt"
-    with pytest.raises(UserError, match=r"has no resnet34\.pth"):
-        found("resnet34")
-    (tmp_path / "resnet18.pth").touch()
-    with pytest.raises(UserError, match="several"):
-        found("resnet18")
 
 
 # ---------------------------------------------------------------- the ladder

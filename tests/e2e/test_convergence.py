@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ from e2e.data.datasets import Options, open_data
 from e2e.data.types import LoadSpec
 from e2e.networks import find
 from e2e.networks.losses import classification_loss, count_right
-from e2e.networks.network import Network
-from e2e.networks.weights import model_bytes, with_weights
+from e2e.networks.network import Network, model_bytes
 from e2e.recipes import RECIPES, cannot_run, recipe_of
 from e2e.results.codec import from_json, to_json
 from e2e.results.types import LayerGain, PartGain, Repeat, Training
@@ -341,66 +339,20 @@ CNN = find("cnn-cifar")
 SMALL = small_cnn()
 
 
-def state_of(classes: int = 10, seed: int = 9) -> dict[str, Tensor]:
-    torch.manual_seed(seed)
-    return find("cnn-cifar", classes=classes).build().state_dict()
+def test_a_network_that_brings_its_weights_has_them_again_after_a_restart() -> None:
+    state = CNN.build().state_dict()
 
+    def build() -> nn.Module:
+        module = CNN.build()
+        module.load_state_dict(state)
+        return module
 
-def saved(state: Any, folder: Path) -> Path:
-    path = folder / "weights.pth"
-    torch.save(state, path)
-    return path
-
-
-@pytest.mark.parametrize(("wrap", "prefix"), [("", ""), ("state_dict", "module."), ("model", "")])
-def test_a_training_starts_from_the_file_and_again_after_a_restart(
-    wrap: str, prefix: str, tmp_path: Path
-) -> None:
-    state = state_of()
-    named: Any = {f"{prefix}{name}": value for name, value in state.items()}
-    network = with_weights(CNN, saved({wrap: named, "epoch": 3} if wrap else named, tmp_path))
-    trainer = trainer_of(network)
+    trainer = trainer_of(replace(CNN, build=build))
     for _ in range(2):
         found = trainer.module.state_dict()
         assert all(torch.equal(found[name], state[name]) for name in state)
         trainer.step(Batches(*noise(CNN)))
         trainer.restart(8)
-
-
-def test_a_head_of_other_classes_is_new_and_the_seed_decides_it(tmp_path: Path) -> None:
-    state = state_of(classes=7)
-    trainer = trainer_of(with_weights(CNN, saved(state, tmp_path)))
-    *_, layer = (one for one in trainer.module.modules() if isinstance(one, nn.Linear))
-    first = layer.weight.detach().clone()
-    assert first.shape[0] == 10
-    for name, value in trainer.module.state_dict().items():
-        assert value.shape[:1] == (10,) or torch.equal(value, state[name])
-    trainer.restart(1)
-    assert torch.equal(layer.weight, first)
-    trainer.restart(4)
-    assert not torch.equal(layer.weight, first)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda state: {n: v for n, v in state.items() if n != "0.weight"}, "it has no 0.weight"),
-        (lambda state: {**state, list(state)[-2]: torch.zeros(10, 77)}, "is [10, 77], not [10, 1"),
-        (lambda state: {**state, "extra.weight": torch.ones(1)}, "has no extra.weight"),
-        (lambda state: {"state_dict": {}, "epoch": 1}, "is no state dict"),
-        (lambda state: b"PK\x03\x04 and no more", "cannot be read"),
-    ],
-)
-def test_weights_that_do_not_fit_are_said_in_a_line(change: Any, said: str, tmp_path: Path) -> None:
-    changed, path = change(state_of()), tmp_path / "weights.pth"
-    if isinstance(changed, bytes):
-        path.write_bytes(changed)
-    else:
-        torch.save(changed, path)
-    with pytest.raises(UserError) as caught:
-        with_weights(CNN, path)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------------- dropout

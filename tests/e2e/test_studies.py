@@ -214,16 +214,7 @@ def test_what_the_user_sets_replaces_what_a_run_has_for_the_commands_that_take_i
     assert (loader.networks, train.networks) == ((None,), ("vgg16-cifar",))
 
 
-def test_weights_are_those_that_the_user_has_and_gpus_those_that_there_are(tmp_path: Path) -> None:
-    study = small(**{"workers = 1": 'weights = "pretrained"'})
-    random = plan(study, gpus=2)
-    assert "weights" not in random.run[0].options
-    assert random.differences == (
-        "Run one: weights are random; --set weights=DIR has the pretrained.",
-    )
-    weights = tmp_path / "cnn-cifar.pth"
-    weights.touch()
-    assert options(study, weights=str(weights))[0]["weights"] == str(weights)
+def test_gpus_are_those_that_there_are() -> None:
     one, two = (plan(small(), gpus=count) for count in (1, 2))
     assert one.run[1].options["gpus"] == "1"
     assert one.differences == ("Run two: not over 2 GPUs: this machine has 1.",)
