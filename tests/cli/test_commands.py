@@ -129,9 +129,7 @@ def test_markdown_has_whole_rows_that_differ_and_a_run_is_the_same_as_itself(kep
     assert (ran.returncode, ran.stderr) == (int(kept.name == "predict"), "")
 
 
-def test_nothing_is_left_to_resume_and_quiet_says_nothing(
-    kept: Kept, shop: Shop, tmp_path: Path
-) -> None:
+def test_nothing_is_left_to_resume_and_said(kept: Kept, shop: Shop, tmp_path: Path) -> None:
     file = copy(kept, tmp_path)
     ran = shop.run(*words_of(kept.name), "--resume", file, "--quiet")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
@@ -267,9 +265,7 @@ def test_a_folder_is_asked_for_because_the_file_keeps_no_paths(
 # ---------------------------------------------------------------- what cannot be gone on with
 
 
-def test_a_file_of_an_older_version_and_a_damaged_one_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_file_of_an_older_version_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"schema_version": 1, "command": ["halfway", "gemm"]}))
     with pytest.raises(UserError, match="an older version, which kept no options; start a new"):

@@ -150,9 +150,7 @@ def in_files(work: Path) -> Iterator[str]:
         (lambda text: judge.in_ending(0, "", text), "error: a\n", "warning: a\n"),
     ],
 )  # fmt: skip
-def test_the_judge_distinguishes_bad_from_good(
-    find: Callable[[str], Iterator[str]], bad: str, good: str
-) -> None:
+def test_the_judge_knows_the_bad(find: Callable[[str], Iterator[str]], bad: str, good: str) -> None:
     assert list(find(bad))
     assert not list(find(good))
 

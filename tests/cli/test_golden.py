@@ -39,9 +39,7 @@ def test_what_is_printed_is_what_was_printed(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", golden.paths(golden.CHOSEN), ids=golden.name_of)
-def test_the_answer_comes_first_and_the_screen_is_short(
-    path: Path, reports: dict[str, Report]
-) -> None:
+def test_the_answer_comes_first_on_a_short_screen(path: Path, reports: dict[str, Report]) -> None:
     report = reports[golden.name_of(path)]
     text = golden.printed("microbench", "show", str(path))
     assert " ".join(text.split()).startswith(report.finding)

@@ -218,9 +218,7 @@ def test_a_study_of_ones_own_runs_and_one_broken_run_is_said(ran: tuple[Ran, Pat
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
 
 
-def test_the_report_is_made_again_from_the_run_files_and_nothing_is_measured_again(
-    ran: tuple[Ran, Path],
-) -> None:
+def test_the_report_is_made_again_and_nothing_is_measured_again(ran: tuple[Ran, Path]) -> None:
     _, out = ran
     names = ("report.html", "report.md", "cells.csv")
     before = {name: (out / name).read_text() for name in names}

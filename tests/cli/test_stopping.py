@@ -205,9 +205,7 @@ with claimed(Path("run.json"), "--json"), scratch_folder() as folder:
 """
 
 
-def test_a_command_that_loses_the_exception_ends_and_leaves_no_lock_and_no_folder(
-    tmp_path: Path,
-) -> None:
+def test_a_command_that_loses_the_exception_ends_and_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     with Running(("-c", LOSING), folder, TMPDIR=str(folder)) as running:

@@ -61,9 +61,7 @@ def with_op(made: Made, name: str, start: int, ns: float, dims: list[Any], *type
 
 
 @pytest.mark.parametrize("name", ["aten::lerp_", "aten::_foreach_lerp_"])
-def test_waits_for_an_optimizer_of_many_kernels_are_the_optimizer_s(
-    name: str, tmp_path: Path
-) -> None:
+def test_waits_for_an_optimizer_of_many_kernels_are_its(name: str, tmp_path: Path) -> None:
     """60 kernels of 5 us, one each 50 us; what the script does before is its own."""
     made, first = made_with(), 13 * MS
     made.note("Optimizer.step#Adam.step", first, first + 60 * 50 * US)
@@ -84,9 +82,7 @@ def test_waits_for_an_optimizer_of_many_kernels_are_the_optimizer_s(
     ("name", "title", "remedy"), [("Adam", "one tensor at a time", "fused"),
                                   ("LBFGS", "LBFGS", "history_size")],
 )  # fmt: skip
-def test_an_optimizer_gets_the_remedy_that_it_has(
-    name: str, title: str, remedy: str, tmp_path: Path
-) -> None:
+def test_an_optimizer_gets_its_remedy(name: str, title: str, remedy: str, tmp_path: Path) -> None:
     made = Made()
     made.steps(10 * MS, 20 * MS)
     made.note(f"Optimizer.step#{name}.step", 12 * MS, 19 * MS)
@@ -98,9 +94,7 @@ def test_an_optimizer_gets_the_remedy_that_it_has(
 
 
 @pytest.mark.parametrize("regions", [1, 20])
-def test_many_small_compiled_regions_are_a_cause_and_one_is_not(
-    regions: int, tmp_path: Path
-) -> None:
+def test_many_compiled_regions_are_a_cause_and_one_is_not(regions: int, tmp_path: Path) -> None:
     made, each = begun(9 * MS, 20 * MS), 8 * MS // regions
     for start in range(10 * MS, 10 * MS + regions * each, each):
         made.op("TorchDynamo Cache Lookup", start, start + each // 4)
@@ -116,9 +110,7 @@ def test_many_small_compiled_regions_are_a_cause_and_one_is_not(
 
 @pytest.mark.parametrize(("ms", "slow"), [(6, True), (1, False)])
 @pytest.mark.parametrize("kind", [BF16, HALF])
-def test_normalisation_is_slow_by_the_bytes_that_it_moves(
-    ms: int, slow: bool, kind: str, tmp_path: Path
-) -> None:
+def test_normalisation_is_slow_by_its_bytes(ms: int, slow: bool, kind: str, tmp_path: Path) -> None:
     """3 passes over 1.2 GB: 0.75 ms at the memory's 4.8 TB/s, of which 65 % is good."""
     for device in (H200, "An unknown card"):
         made = made_with(device=device)
@@ -145,9 +137,7 @@ def convolution(made: Made, start: int, size: int, *, searched: bool) -> None:
 
 
 @pytest.mark.parametrize("benchmark", [True, False])
-def test_a_search_at_a_new_shape_is_a_cause_and_a_shape_that_was_seen_is_none(
-    benchmark: bool, tmp_path: Path
-) -> None:
+def test_a_search_at_a_new_shape_is_a_cause_of_its_own(benchmark: bool, tmp_path: Path) -> None:
     made = made_with(cudnn_benchmark=benchmark)
     convolution(made, 5 * MS, 32, searched=True)
     convolution(made, 11 * MS, 32, searched=False)
@@ -161,9 +151,7 @@ def test_a_search_at_a_new_shape_is_a_cause_and_a_shape_that_was_seen_is_none(
         assert sum(one.ms for one in run.findings) <= run.step_ms, "nothing counts twice"
 
 
-def test_threads_of_backward_are_searched_and_what_takes_time_by_itself_is_a_cause(
-    tmp_path: Path,
-) -> None:
+def test_threads_of_backward_are_searched_and_causes_by_themselves_named(tmp_path: Path) -> None:
     made = made_with(cudnn_benchmark=True)
     args = {"Input Dims": [[8, 64, 9, 9], [8, 64, 9, 9], [64, 64, 3, 3]], "Input type": [HALF] * 3}
     made.op("aten::convolution_backward", 12 * MS, 14 * MS, BACKWARD, **args)
@@ -202,9 +190,7 @@ def test_threads_of_backward_are_searched_and_what_takes_time_by_itself_is_a_cau
 
 
 @pytest.mark.parametrize("times", [1, 50])
-def test_on_a_cpu_only_a_long_time_without_an_operator_is_the_script_s(
-    times: int, tmp_path: Path
-) -> None:
+def test_on_a_cpu_a_long_time_without_operator_is_the_script_s(times: int, tmp_path: Path) -> None:
     made, each = Made(), 20 * MS // times
     made.steps(10 * MS, 30 * MS)
     for start in range(10 * MS, 30 * MS, each):
@@ -217,9 +203,7 @@ def test_on_a_cpu_only_a_long_time_without_an_operator_is_the_script_s(
 
 
 @pytest.mark.parametrize(("allowed", "ms"), [(True, 6), (True, 80), (False, 80)])
-def test_a_base_on_tensor_cores_is_proved_by_its_rate(
-    allowed: bool, ms: int, tmp_path: Path
-) -> None:
+def test_a_base_on_tensor_cores_has_their_rate(allowed: bool, ms: int, tmp_path: Path) -> None:
     """4.4 TFLOP in 6 ms are 733 TFLOP/s; in 80 ms 55, which IEEE float32 reaches as well."""
     dims = [[32768, 4096], [4096, 16384]]
     base, other = begun(9 * MS, 100 * MS, device=H200, allow_tf32=allowed), made_with()
@@ -231,9 +215,7 @@ def test_a_base_on_tensor_cores_is_proved_by_its_rate(
 
 
 @pytest.mark.parametrize(("base_ms", "ms", "slower"), [(1, 3, True), (3, 1, False), (3, 3, False)])
-def test_an_operator_is_slower_in_half_by_the_two_runs(
-    base_ms: int, ms: int, slower: bool, tmp_path: Path
-) -> None:
+def test_an_operator_is_slower_in_half(base_ms: int, ms: int, slower: bool, tmp_path: Path) -> None:
     def scattered(kind: str, ms: float) -> Made:
         made, dims = made_with(), [[16, 256], [1 << 21], [1 << 21, 256]]
         with_op(made, "aten::index_add_", 11 * MS, ms * MS, dims, kind, "long int", kind)
@@ -285,9 +267,7 @@ trials = st.lists(gains()).map(by_cause).map(lambda some: Tried(tuple(some), NOT
 
 @settings(max_examples=100)
 @given(causes, trials)
-def test_causes_are_kept_or_refuted_and_proven_only_by_a_gain_the_largest_first(
-    found: list[Cause], tried: Tried
-) -> None:
+def test_causes_are_kept_or_refuted_the_largest_first(found: list[Cause], tried: Tried) -> None:
     kept, gone = judged(found, tried, STEP_MS), {gain.cause for gain in refuted(found, tried)}
     assert not {one.cause for one in kept} & gone
     claimed = {one.cause: one for one in found}
@@ -318,9 +298,7 @@ def test_causes_are_kept_or_refuted_and_proven_only_by_a_gain_the_largest_first(
 
 @settings(max_examples=50)
 @given(st.lists(times, min_size=3, max_size=8), st.floats(0.2, 5))
-def test_a_gain_is_that_of_the_ratio_and_exchanged_sides_change_its_sign(
-    seconds: list[float], factor: float
-) -> None:
+def test_a_gain_is_that_of_the_ratio_and_has_its_sign(seconds: list[float], factor: float) -> None:
     as_is, changed = [[one] for one in seconds], [[one * factor] for one in seconds]
     found, back = gain_of("loader", "", as_is, changed), gain_of("loader", "", changed, as_is)
     assert found.ms == pytest.approx(found.step_ms * (1 - factor), rel=1e-6, abs=1e-9)

@@ -175,9 +175,7 @@ def test_newer_fields_are_passed_over_and_older_files_lack_some() -> None:
         (("causes", 0, "case_change", "graph"), [1], "causes[0].case_change[...]: expected "),
     ],
 )
-def test_wrong_values_are_refused_by_name(
-    place: tuple[str | int, ...], value: Any, complaint: str
-) -> None:
+def test_wrong_values_are_named(place: tuple[str | int, ...], value: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
         from_json(with_value(WRITTEN, place, value), "results[7]")
     assert str(caught.value).startswith("results[7]")

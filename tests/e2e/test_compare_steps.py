@@ -89,9 +89,7 @@ def test_amp_matches_float32_and_what_a_recording_lacks_is_said(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("odd", "matched"), [(4, 17), (3, 38)])
-def test_recordings_of_which_less_than_half_matches_are_refused_in_a_line(
-    odd: int, matched: int, tmp_path: Path
-) -> None:
+def test_recordings_that_hardly_match_are_refused(odd: int, matched: int, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"^the two .* different shapes \(matched {matched} %"):
         of(tmp_path, training(), training(odd=odd))
     with pytest.raises(UserError, match="matched 0 %"):
@@ -156,9 +154,7 @@ def test_the_screen_has_the_layers_where_enough_matches(
 
 @settings(max_examples=25)
 @given(made=traces(), other=traces(types=BF16))
-def test_changes_add_up_exactly_and_flip_with_the_recordings(
-    made: Made, other: Made, tmp_path_factory: Folders
-) -> None:
+def test_changes_add_up_and_flip(made: Made, other: Made, tmp_path_factory: Folders) -> None:
     other.header = {"halfway": {"bare_s": [0.000123, 0.000321], "traced": 2}}
     folder = tmp_path_factory.mktemp("t")
     paths = made.write(folder / "a.json"), other.write(folder / "b.json")

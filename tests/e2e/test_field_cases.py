@@ -379,9 +379,7 @@ def waits_for_data(tape: Tape) -> None:
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_gain_that_only_a_resident_batch_shows_comes_after_the_data_s(
-    resident: bool, tmp_path: Path
-) -> None:
+def test_a_gain_of_a_resident_batch_comes_after_the_data_s(resident: bool, tmp_path: Path) -> None:
     """F16, F17: with one batch again and again, data loading is gone from both kinds of blocks."""
 
     def tried(name: str, as_is: float, changed: float, resident: bool) -> dict[str, Any]:

@@ -90,9 +90,7 @@ def test_a_training_is_tried_with_all_that_it_has_and_ends(user: User) -> None:
     assert user.left == ["a.json.gz", "a.proofs.json"]
 
 
-def test_a_script_that_ends_first_says_why_and_a_change_it_does_not_bear_is_no_failure(
-    user: User,
-) -> None:
+def test_a_script_that_ends_first_or_bears_no_change_is_no_failure(user: User) -> None:
     (user.folder / "train.py").write_text(TRAINING)
     done = user.record("--prove", "train.py", "0", str(NEEDED + 1 + COUNTED + 3))
     assert "END" in done.stdout
@@ -174,9 +172,7 @@ def test_turns_are_a_b_b_a_and_a_change_is_taken_back(monkeypatch: pytest.Monkey
     assert count == len(course) + 1 + COUNTED
 
 
-def test_a_change_that_fails_is_taken_back_and_the_next_one_is_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_after_a_change_that_fails_the_next_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     enters, leaves = Switch("no\nsuch thing", "enter"), Switch("cannot go back", "leave")
     idle, refused, last = Switch(), Switch(), Switch()
     monkeypatch.setattr(prove, "ABLATIONS", {
@@ -398,9 +394,7 @@ def test_the_changes_are_what_their_words_say() -> None:
         assert torch.backends.cudnn.benchmark
 
 
-def test_autocast_is_seen_around_the_loop_and_casts_weights_once_a_step_where_entered_often() -> (
-    None
-):
+def test_autocast_is_seen_around_the_loop_and_casts_weights_once_a_step() -> None:
     training = Training()
     with torch.autocast("cpu", torch.bfloat16):
         probe = inspected(training.step)
@@ -455,9 +449,7 @@ def test_a_model_that_does_not_run_with_a_change_is_not_tried_with_it() -> None:
     assert all(p.is_contiguous() for p in training.net.parameters())
 
 
-def test_a_model_as_graphs_gives_its_own_parameters_their_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_as_graphs_gives_parameters_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is captured is a function of inputs and parameters; here it is called as it is."""
     training, captured = Training(), list[int]()
 
@@ -526,9 +518,7 @@ def data(workers: int, count: int = 1000) -> DataLoader[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_one_batch_comes_again_and_again_but_in_blocks_of_loading(
-    workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_batch_comes_again_but_to_load(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the queue that workers have filled meanwhile is not taken for a loader that is fast."""
     rest = Switch()
     monkeypatch.setattr(prove, "ABLATIONS", {"loader": ABLATIONS["loader"], "rest": rest.trial()})
@@ -548,9 +538,7 @@ def test_one_batch_comes_again_and_again_but_in_blocks_of_loading(
     assert len({batch for block in blocks[2 * LEAST_ROUNDS :] for batch in block}) == 1
 
 
-def test_an_evaluation_gets_its_own_batches_and_schedules_stand_still(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_evaluations_get_batches_and_schedules_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prove, "ABLATIONS", {"rest": Switch().trial()})
     train, held_out, training = data(0, 50), data(0, 5), Training()
     schedule = torch.optim.lr_scheduler.OneCycleLR(training.optimizer, 1.0, total_steps=5)

@@ -107,9 +107,7 @@ def test_a_loader_is_waited_for_from_five_per_cent_on(
         (1.0, 99, 1.2),  # no more is known
     ],
 )
-def test_workers_that_are_always_busy_slow_the_training_as_measured(
-    load_s: float, workers: int, step_s: float
-) -> None:
+def test_busy_workers_slow_training_as_measured(load_s: float, workers: int, step_s: float) -> None:
     alone = Alone(training(1.0), {8: training(1.2)})
     assert predict(alone, loading(load_s, workers)).step_s == pytest.approx(step_s)
     assert predict(alone, loading(0.9, 8)).limit == "data", "without them it would be faster"

@@ -251,9 +251,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
     sys.modules.pop("own_nets", None)
 
 
-def test_own_classifier_and_a_stand_in_for_outputs_without_classes(
-    own: Callable[[str], Network],
-) -> None:
+def test_own_classifier_and_a_stand_in_without_classes(own: Callable[[str], Network]) -> None:
     network = own("classifier")
     assert (network.input, network.tokens, network.classes) == ((3, 224, 224), None, None)
     assert network.unit == "img"
@@ -279,9 +277,7 @@ def test_own_classifier_and_a_stand_in_for_outputs_without_classes(
         whole.loss(whole.build()(torch.randn(2, 6)), target)
 
 
-def test_own_language_model_and_a_network_in_float32_with_an_own_loss(
-    own: Callable[[str], Network],
-) -> None:
+def test_own_language_model_and_a_network_with_own_loss(own: Callable[[str], Network]) -> None:
     network = own("words")
     assert (network.input, network.tokens) == ((3,), 20)
     assert (network.unit, network.units_per_sample, network.accuracy) == ("tok", 3, None)

@@ -47,9 +47,7 @@ def predicted(store: Store[CallTime], network: Network = NETWORK, **settings: ob
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "amp-bf16"])
-def test_every_op_is_in_the_sum_as_often_as_the_step_has_it(
-    recipe: str, store: Store[CallTime]
-) -> None:
+def test_every_op_is_in_the_sum_as_often_as_in_a_step(recipe: str, store: Store[CallTime]) -> None:
     case = case_of(NETWORK, 4, recipe=recipe)
     asked = Predictor(NETWORK, CPU, CLASSES, store)
     found = asked.predict(case, quietly).predicted
@@ -100,9 +98,7 @@ changes = st.lists(st.tuples(sizes, sizes, sizes), max_size=12)  # freed, alloca
 
 
 @given(sizes, changes)
-def test_peak_memory_is_the_largest_of_what_each_call_finds_and_needs(
-    held: int, moves: list[tuple[int, int, int]]
-) -> None:
+def test_peak_memory_is_of_the_largest_call(held: int, moves: list[tuple[int, int, int]]) -> None:
     ops = tuple(
         TracedOp(Call(f"aten.op{i}.default", (i,), ()), (), "forward", allocated, freed)
         for i, (freed, allocated, _) in enumerate(moves)
@@ -330,9 +326,7 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: st
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_read_or_unpacks_to_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_unpacks_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut, bomb = small().write(tmp_path / "cut.json.gz"), small()
     cut.write_bytes(cut.read_bytes()[:-12])
     bomb.header["padding"] = (1 << 20) * " "

@@ -267,9 +267,7 @@ ARMS: list[dict[str, object]] = [
                               (BLOCKY, {"recipe": "fp32", "layout": "nchw"}),
                               (BLOCKY, {"recipe": "amp-bf16", "layout": "nhwc"})],
 )  # fmt: skip
-def test_a_step_that_never_runs_is_the_step_that_runs(
-    network: Network, settings: dict[str, object]
-) -> None:
+def test_a_fake_step_is_the_step_that_runs(network: Network, settings: dict[str, object]) -> None:
     """The same calls, results, phases, and memory."""
     case = case_of(network, 2, **settings)
     fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
@@ -375,9 +373,7 @@ def test_it_is_recorded_and_can_be_replayed(backend: str, dtype: torch.dtype) ->
 
 
 @each_backend
-def test_the_backward_pass_runs_on_what_the_forward_pass_saves(
-    backend: str, dtype: torch.dtype
-) -> None:
+def test_the_backward_pass_runs_on_what_forward_saves(backend: str, dtype: torch.dtype) -> None:
     """The replayed forward pass gives every argument that it should, as it was recorded."""
     _, backward = recorded_pass(backend, dtype)
     call, saved = backward.call, SAVED[backward.call.operator]

@@ -224,9 +224,7 @@ def forwards(trace: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_script_runs_as_without_it_and_leaves_a_trace_of_whole_steps(
-    user: User, name: str
-) -> None:
+def test_a_script_runs_as_without_it_and_leaves_whole_steps(user: User, name: str) -> None:
     case = CASES[name]
     (user.folder / "train.py").write_text(START + case.text)
     alone = user.run("train.py", "9", "--odd", "x y", code=case.code)
@@ -632,9 +630,7 @@ def test_an_environment_with_packages_of_our_names_meets_none_of_ours(
 
 
 @pytest.mark.parametrize(("last_ms", "named"), [(27, False), (28, True)])
-def test_a_step_much_longer_than_the_others_is_named(
-    tmp_path: Path, last_ms: int, named: bool
-) -> None:
+def test_a_step_much_longer_than_others_is_named(tmp_path: Path, last_ms: int, named: bool) -> None:
     """Perhaps with an evaluation in it: more than three times as long."""
     made = Made(header={"halfway": {"lead_in": 1, "traced": 2}})
     made.steps(*(ms * 1000 * US for ms in (9, 18, 18 + last_ms)))

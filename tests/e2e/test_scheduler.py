@@ -286,9 +286,7 @@ def train(file: Path, name: str, *words: object) -> Ran:
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_what_a_network_does_while_it_is_timed_is_its_arms_reason(
-    tmp_path: Path, name: str
-) -> None:
+def test_what_a_network_does_when_timed_is_its_arms_reason(tmp_path: Path, name: str) -> None:
     file = tmp_path / "run.json"
     ran = train(file, name)
     assert ran.returncode == 1
@@ -317,9 +315,7 @@ def test_a_training_that_breaks_off_keeps_the_times(tmp_path: Path, name: str) -
     assert training.steps is not None
 
 
-def test_a_process_that_dies_costs_the_times_of_that_process_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_process_costs_its_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(bad_networks.STARTS, str(tmp_path / "starts"))
     file = tmp_path / "run.json"
     assert train(file, "crashes_in_another", "--processes", "2").returncode == 0

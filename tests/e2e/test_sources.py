@@ -182,9 +182,7 @@ def test_held_out_images_come_once_in_order_and_some_of_them_have_every_class() 
         assert torch.equal(found, again)
 
 
-def test_generated_images_are_of_ten_classes_and_none_is_held_out_and_trained_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_generated_images_have_ten_classes_and_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated, "images", generated.images.__wrapped__)  # not the cached ones
     monkeypatch.setattr(generated, "TRAIN", 5000)
     monkeypatch.setattr(generated, "HELD_OUT", 1000)
@@ -229,9 +227,7 @@ def test_the_entropy_is_that_of_the_chain_that_is_drawn(vocabulary: int) -> None
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(2, 300), st.integers(1, 2))
-def test_tokens_are_of_the_vocabulary_and_the_same_each_time(
-    rows: int, length: int, vocabulary: int, stream: int
-) -> None:
+def test_tokens_are_alike_each_time(rows: int, length: int, vocabulary: int, stream: int) -> None:
     text = rows_of_tokens(rows, length, vocabulary, stream)
     assert text.shape == (rows, length)
     assert text.min() >= 0
@@ -325,9 +321,7 @@ class Trap:
         return os.system, (f"touch {self.sprung}",)
 
 
-def test_files_that_are_not_the_published_ones_are_refused_and_not_unpickled(
-    cifar: Path, tmp_path: Path
-) -> None:
+def test_files_that_are_not_the_published_ones_are_refused(cifar: Path, tmp_path: Path) -> None:
     sprung = tmp_path / "sprung"
     evil = pickle.dumps({"data": Trap(sprung), "labels": []})
     (cifar / "data_batch_3").write_bytes(evil)
@@ -447,9 +441,7 @@ def damaged(pictures: Path) -> Path:
     return pictures
 
 
-def test_broken_images_are_left_out_counted_and_named(
-    damaged: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_images_are_counted_by_name(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = opened(f"folder:{damaged}", (3, 16, 16), workers=1)
     assert (data.train_samples, data.notes) == (24, ())
     drawn = batches(data.load(LoadSpec(8, CPU, 1)), 6)
@@ -483,9 +475,7 @@ def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
     assert str(tmp_path) not in data.notes[1]
 
 
-def test_what_is_left_out_of_a_folder_is_noted(
-    pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_folder_leaves_out_is_noted(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, train = list_images(pictures), pictures / "train"
     (train / "circle").symlink_to("circle")
     (train / "katze" / "circle").symlink_to("circle")

@@ -57,9 +57,7 @@ def gained(*arms: Training, rungs: dict[str, str | None] | None = None) -> list[
         ("O1", ("tf32", "O0"), "O0"),
     ],
 )  # fmt: skip
-def test_a_ledger_starts_from_the_slowest_baseline(
-    recipe: str, among: Sequence[str], base: str | None
-) -> None:
+def test_ledgers_start_at_the_slowest(recipe: str, among: Sequence[str], base: str | None) -> None:
     case = replace(CASE, recipe=recipe)
     found = slowest(case, baselines(case, [replace(CASE, recipe=name) for name in among]))
     assert (found.recipe if found else None) == base
@@ -314,9 +312,7 @@ def test_an_interval_is_wide_from_ten_per_cent(
     [(10, 1, 0), (10, 2, 1), (40, 4, 0), (40, 5, 1), (59, 5, 0), (60, 6, 0), (60, 7, 1),
      (500, 6, 0), (500, 7, 1), (600, 6, 0), (600, 7, 1), (700, 7, 0), (700, 8, 1), (60, 0, 0)],
 )  # fmt: skip
-def test_skipped_updates_settle_in_six_or_a_tenth_then_may_be_one_in_a_hundred(
-    steps: int, skipped: int, warned: int
-) -> None:
+def test_skipped_updates_settle_or_are_one_in_100(steps: int, skipped: int, warned: int) -> None:
     found = judged(steps=steps, skipped=skipped).warnings
     assert len(found) == warned
     assert all(str(skipped) in warning.symptom for warning in found)

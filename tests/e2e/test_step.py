@@ -80,9 +80,7 @@ def busy(made: Made, start: int, end: int, in_a_module: bool = True) -> None:
 
 
 @pytest.mark.parametrize("in_a_module", [True, False])
-def test_time_without_work_is_the_cpu_s_until_it_launches_and_the_device_s_after(
-    in_a_module: bool, tmp_path: Path
-) -> None:
+def test_time_without_work_is_the_cpu_s_till_it_launches(in_a_module: bool, tmp_path: Path) -> None:
     """Launched at 17.01 ms, begun at 19: it was under way. A stream that waits delays no CPU."""
     made = two_steps()
     made.span("cuda_runtime", "cudaStreamWaitEvent", 10 * MS, 10 * MS + 10 * US)
@@ -93,9 +91,7 @@ def test_time_without_work_is_the_cpu_s_until_it_launches_and_the_device_s_after
 
 
 @pytest.mark.parametrize(("launched", "late"), [(9 * MS + 10 * US, 0), (10 * MS - 500, 5 * US)])
-def test_work_that_was_queued_before_the_device_fell_idle_waits_between_kernels(
-    launched: int, late: int, tmp_path: Path
-) -> None:
+def test_work_that_was_queued_is_between_kernels(launched: int, late: int, tmp_path: Path) -> None:
     """But not where the call that launches it had not returned yet."""
     made = two_steps()
     made.op("aten::relu", 9 * MS, 10 * MS + 50 * US)
@@ -107,9 +103,7 @@ def test_work_that_was_queued_before_the_device_fell_idle_waits_between_kernels(
 
 
 @pytest.mark.parametrize("in_a_module", [True, False])
-def test_what_follows_a_synchronisation_until_the_next_launch_is_its_price(
-    in_a_module: bool, tmp_path: Path
-) -> None:
+def test_what_follows_a_synchronisation_is_its_price(in_a_module: bool, tmp_path: Path) -> None:
     """But not what the script does meanwhile, without an operator."""
     made = two_steps()
     made.op("aten::item", 9 * MS, 10 * MS + 20 * US)
@@ -135,9 +129,7 @@ def test_a_wait_of_the_main_thread_delays_what_autograd_launches(tmp_path: Path)
     assert found == {SYNC: 6 * MS + 10 * US, LAUNCH: 10 * US, t.MATRIX_PRODUCTS: 4 * MS - 20 * US}
 
 
-def test_without_a_device_operators_are_the_work_and_a_step_ends_with_all_it_launched(
-    tmp_path: Path,
-) -> None:
+def test_without_a_device_operators_are_the_work(tmp_path: Path) -> None:
     made = Made()
     made.steps(10 * MS, 20 * MS)
     made.op("aten::linear", 11 * MS, 19 * MS)
@@ -266,9 +258,7 @@ REGION, GRAPH = "Torch-Compiled Region: 0/0", "## Call CompiledFxGraph fabc ##"
 POINTWISE, REDUCTION = "triton_poi_fused_add_relu_3", "triton_per_fused_native_layer_norm_1"
 
 
-def test_compiled_code_says_what_it_fused_and_compilation_is_no_launch_nor_wait(
-    tmp_path: Path,
-) -> None:
+def test_compiled_code_says_what_it_fused_and_compilation_is_no_launch(tmp_path: Path) -> None:
     """Two fused kernels, launched by the driver without an operator of their own."""
     made = begun(9 * MS, 18 * MS)
     made.op(REGION, 10 * MS, 14 * MS)
@@ -376,9 +366,7 @@ def test_a_trace_that_lost_over_a_hundredth_of_its_kernels_is_refused(
 
 
 @pytest.mark.parametrize(("reentrant", "named"), [(True, True), (False, True), (False, False)])
-def test_checkpointing_is_recomputation_with_its_modules(
-    reentrant: bool, named: bool, tmp_path: Path
-) -> None:
+def test_checkpointing_is_recomputation(reentrant: bool, named: bool, tmp_path: Path) -> None:
     """Two layers, once each in two steps; without names both are in one place."""
     net, out = Checkpointed(reentrant), tmp_path / "t.json"
     with halfway_watch.watch(out=str(out), after=1, bare=2, traced=2, module_names=named) as watch:
@@ -398,9 +386,7 @@ def test_checkpointing_is_recomputation_with_its_modules(
             assert {p.module for p in of_phase[phase]} == {"head", *layers}
 
 
-def test_gradients_of_gradients_and_nodes_of_another_thread_are_no_recomputation(
-    tmp_path: Path,
-) -> None:
+def test_gradients_of_gradients_and_other_threads_are_no_recomputation(tmp_path: Path) -> None:
     made = begun(9 * MS, 18 * MS)
     made.note("halfway::net", 1 * MS, 1 * MS + 60 * US)
     made.op("aten::mm", 1 * MS, 1 * MS + 50 * US, **{"Sequence number": 1})
@@ -507,9 +493,7 @@ def test_two_recordings_of_other_work_are_not_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("junk", [None, "x", -7, [], {}, 10**30, float("inf")])
-def test_a_damaged_recording_of_kernels_alone_leaves_that_with_names(
-    junk: object, tmp_path: Path
-) -> None:
+def test_damaged_kernels_alone_leave_those_with_names(junk: object, tmp_path: Path) -> None:
     made = recorded(played, times=recorded(played))
     times = made.header["halfway"]["times"]
     for name, rows in times.items():
@@ -522,9 +506,7 @@ def test_a_damaged_recording_of_kernels_alone_leaves_that_with_names(
             assert run.ruined or run.ms(terms.MATRIX_PRODUCTS) == approx(2, abs=0.05)
 
 
-def test_launches_behind_a_read_are_its_cost_and_on_a_cpu_shares_stay_as_recorded(
-    tmp_path: Path,
-) -> None:
+def test_launches_behind_a_read_are_its_cost_and_a_cpu_s_shares_stay(tmp_path: Path) -> None:
     run = seen(recorded(played, foreign=True), tmp_path)
     assert (run.step_s, run.ci95_s) == (None, None)
     assert run.terms == run.step.recorded

@@ -76,9 +76,7 @@ class WithoutMeta(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_an_evaluation_s_work_is_the_forward_pass_and_a_training_s_thrice_that(
-    layout: str, tmp_path: Path
-) -> None:
+def test_a_training_s_work_is_thrice_an_evaluation_s(layout: str, tmp_path: Path) -> None:
     """Of 8 images: 3x8x8 to 8x8x8, 16x3x3 and 10; the images themselves need no gradient."""
     first, second, last = 8 * 64 * 3 * 9, 16 * 9 * 8 * 9, 16 * 10
     forward = 2 * 8 * (first + second + last)
@@ -99,9 +97,7 @@ def test_an_evaluation_s_work_is_the_forward_pass_and_a_training_s_thrice_that(
 
 
 @pytest.mark.parametrize(("other", "known"), [("no_such_mm", False), ("", True)])
-def test_the_share_of_the_card_is_none_where_products_are_not_counted(
-    other: str, known: bool, tmp_path: Path
-) -> None:
+def test_the_share_of_the_card_needs_counts(other: str, known: bool, tmp_path: Path) -> None:
     """Two products of 2 ms; of one nothing can be counted."""
     made = begun(9 * MS, 18 * MS)
     for number, name in enumerate(("mm", other or "mm")):
@@ -246,9 +242,7 @@ def seen(step: Callable[[], object], path: Path) -> Traced:
     return diagnose([path], replay=partial(replayed, describe("cpu").target())).runs[0]
 
 
-def test_written_attention_is_held_against_sdpa_and_a_loop_over_tensors_against_one_call(
-    tmp_path: Path,
-) -> None:
+def test_written_attention_and_loops_over_tensors_are_held_against_calls(tmp_path: Path) -> None:
     query, key, value = (torch.randn(8, 128, 16, requires_grad=True) for _ in range(3))
 
     def step() -> None:

@@ -61,9 +61,7 @@ def covered(given_spans: list[Span]) -> int:
 
 
 @pytest.mark.parametrize("late", [None, 0, 3, 4])
-def test_a_step_that_lost_the_device_for_a_while_does_not_move_how_long_kernels_run(
-    late: int | None,
-) -> None:
+def test_a_step_that_lost_the_device_does_not_move_how_long_kernels_run(late: int | None) -> None:
     """Two kernels of 3 and 4 a step, 1 apart; in the midst of one the device was away."""
     spans = [
         (10 * step + at, 2000 if (step, at) == (late, 4) else length)
@@ -142,9 +140,7 @@ class Loader:
 
 
 @given(st.sampled_from([CpuSteps(), Led()]), st.integers(1, 8), st.integers(1, 20))
-def test_a_block_has_as_many_steps_of_each_worker_and_no_first_one(
-    timer: CpuSteps, workers: int, samples: int
-) -> None:
+def test_blocks_have_equal_steps_of_workers(timer: CpuSteps, workers: int, samples: int) -> None:
     loader = Loader()
     bursts = BurstTimer(timer, workers, loader.wait_stats)
     block = bursts.block(loader.step, samples)
