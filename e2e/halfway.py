@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import click
-from click.shell_completion import get_completion_class
 
 import microbench.__main__ as kernels_line
 from e2e import __main__ as training_line
@@ -16,7 +15,6 @@ from microbench.command_line import SETTINGS, Program
 from microbench.run_output import CONSOLE
 from microbench.streams import run_app
 
-SHELLS = ("bash", "zsh", "fish")
 # Sections of --help and their commands.
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure kernels": (*(op for op in OPS if op in kernels_line.app.commands), "payoff", "layers"),
@@ -54,21 +52,7 @@ def app() -> None:
 
 @app.group(cls=Program, context_settings=SETTINGS)
 def dev() -> None:
-    """Explain old run files again, set up the shell."""
-
-
-@dev.command()
-@click.argument("shell", type=click.Choice(SHELLS))
-def completion(shell: str) -> None:
-    """Print a shell completion script.
-
-    \b
-    For bash:
-      halfway dev completion bash > ~/.local/share/bash-completion/completions/halfway
-    """
-    shell_complete = get_completion_class(shell)
-    assert shell_complete is not None
-    click.echo(shell_complete(app, {}, "halfway", "_HALFWAY_COMPLETE").source())
+    """Explain old run files again."""
 
 
 for _group in (kernels_line.app, training_line.app):

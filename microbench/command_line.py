@@ -215,7 +215,6 @@ FOREIGN = {
     "--html": f"{SHOW} FILE --html PAGE", "--autotune": "--tune 24", "--no-tune": "--tune 0",
     "--other": "--base-args", "bench": "gemm", "benchmark": "gemm", "help": "--help",
     "plot": "show FILE --chart", "profile": "diagnose", "explain": "dev explain",
-    "completion": "dev completion",
 }  # fmt: skip
 # What run files of earlier versions have, if it was given, in place of an option and its value.
 RETIRED = {"autotune": ("tune", 24), "no_tune": ("tune", 0)}

@@ -87,7 +87,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "words",
     [f"microbench show {PUBLISHED}", f"microbench show {PUBLISHED} --csv", "e2e train --help",
-     f"microbench compare {PUBLISHED} {PUBLISHED}", "e2e.halfway dev completion bash"],
+     f"microbench compare {PUBLISHED} {PUBLISHED}"],
 )  # fmt: skip
 @pytest.mark.parametrize(("where", "said"), [("> /dev/full", FULL), (">&-", "output")])
 def test_a_full_or_closed_output_is_one_line(
