@@ -16,6 +16,7 @@ def _diagnosis(data: Json) -> Any:
     return report(data)
 
 
-KINDS["train"] = Kind(codec, run_report, noise_pct=3.0)
-KINDS["load"] = Kind(loader_types, run_report, noise_pct=5.0)  # processes share cores
+for op, module, noise_pct in (("train", codec, 3.0), ("load", loader_types, 5.0)):  # shared cores
+    KINDS[op] = Kind(module.to_json, module.from_json, run_report.report, run_report.cells,
+                     run_report.ratio, noise_pct)  # fmt: skip
 DOCUMENTS.append(Document("diagnose", {"check": "diagnose"}, _diagnosis))

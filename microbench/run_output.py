@@ -239,5 +239,5 @@ def _failed(run: Run) -> Iterator[tuple[str, str]]:
             yield fmt.name(result.case), result.reason or ""
     for entry in run.others:
         if entry.status == "failed":
-            cells = kinds()[entry.case.op].report.cells(entry.case)
+            cells = kinds()[entry.case.op].cells(entry.case)
             yield " ".join(cell for cell in cells if cell), entry.reason or ""

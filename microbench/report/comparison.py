@@ -51,7 +51,7 @@ def case_name(case: AnyCase) -> str:
     """A case in a few words: "fp16 4096 cublas"."""
     if isinstance(case, Case):
         return fmt.name(case)
-    return " ".join(filter(None, kinds()[case.op].report.cells(case)))
+    return " ".join(filter(None, kinds()[case.op].cells(case)))
 
 
 # ---------------------------------------------------------------- the answer
@@ -150,7 +150,7 @@ def _tables(comparisons: Mapping[str, Comparison]) -> list[Part]:
 def _row(run: str, row: CompareRow) -> Row:
     ratio = Ratio(row.ratio, row.ci95) if row.ratio else None
     if ratio and not isinstance(row.case, Case):
-        text = kinds()[row.case.op].report.ratio(row.case.op, ratio)
+        text = kinds()[row.case.op].ratio(row.case.op, ratio)
     else:
         text = fmt.interval(ratio) if ratio else None
     pct = row.threshold_pct

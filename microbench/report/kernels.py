@@ -13,11 +13,11 @@ from kernels.op import OWN, SEPARATE
 from microbench import fmt, verdict
 from microbench.report import cases, charts, layers
 from microbench.report import payoff as payoff_report
-from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
+from microbench.report.parts import VERBOSE, Column, Line, Part, Report
 from microbench.results.types import Json, Ratio, Result, Run
 
 MOST_ROWS = 12  # of the table of sizes; with more, it has a row a setting
-MOST_SETTINGS = 6
+MOST_SETTINGS = 8
 
 
 def report(run: Run) -> Report:
@@ -348,7 +348,8 @@ def _price(names: Sequence[str], run: Run) -> str:
 def _tables(run: Run) -> list[Part]:
     """The first is that of the screen: own kernels, else sizes, settings, libraries or rates."""
     own = [result for result in run.results if OWN in result.case.backend]
-    asked, settings = verdict.precisions_of(run).asked, _settings(run)
+    asked, maps = verdict.precisions_of(run).asked, payoff_report.maps_of(run)
+    settings = payoff_report.starts_table(maps) if maps else Part()
     by_setting = verdict.summaries(run, lambda result: verdict.subject_of(result, run))
     few = len(by_setting) <= MOST_ROWS
     others = cases.library_table(by_setting if few else verdict.summaries(run), "setting")
@@ -361,8 +362,11 @@ def _tables(run: Run) -> list[Part]:
         return [*_shortened(_sizes(run, calls), MOST_ROWS), replace(settings, level=VERBOSE)]
     if (own and len(own) <= 2 * MOST_ROWS) or (one_setting and len(shown) <= MOST_ROWS):
         return [_sizes(run, shown), replace(others, level=VERBOSE)]
-    if settings.rows and not own:
-        return [*_shortened(settings, MOST_SETTINGS), replace(others, level=VERBOSE)]
+    if maps and not own:
+        (*_, first), *_ = maps
+        hardest = {key: some for key, some in maps.items() if key[-1] == first}
+        cut, *_ = _shortened(payoff_report.starts_table(hardest), MOST_SETTINGS)
+        return [cut, *(replace(part, level=VERBOSE) for part in (settings, others))]
     if others.rows:
         return _shortened(others, MOST_SETTINGS)
     return _shortened(_sizes(run, shown), MOST_ROWS)
@@ -370,11 +374,10 @@ def _tables(run: Run) -> list[Part]:
 
 def _shortened(part: Part, most: int) -> list[Part]:
     """The first rows, and the columns that are always there, for the screen; all for --verbose."""
-    if len(part.rows) <= most and most == MOST_ROWS:
+    if len(part.rows) <= most:
         return [part]
     columns = [column for column in part.columns if not column.drop]
-    more = len(part.rows) - most
-    below = [f"and {more} more: --verbose"] if more > 0 else []
+    below = [f"and {len(part.rows) - most} more: --verbose"]
     cut = replace(part, columns=columns, rows=part.rows[:most], below=below)
     return [cut, replace(part, level=VERBOSE)]
 
@@ -416,42 +419,6 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
         Column("bottleneck", "bound", drop=1),
     ]  # fmt: skip
     return Part("", columns, cases.rows_of(rows))
-
-
-def _settings(run: Run) -> Part:
-    """A row for each precision and setting: at which sizes, and how much, it is faster."""
-    rows: list[Row] = []
-    for name in verdict.precisions_of(run).asked:
-        by_subject: dict[str, dict[str, Any]] = {}
-        for payoff in verdict.payoffs(run, name):
-            subject, gains = payoff.subject, payoff.gains
-            cells = by_subject.setdefault(subject, {"precision": name, "setting": subject})
-            start = f"{payoff.first_faster} up" if payoff.steady else "none"
-            if payoff.start == 0:
-                start = "all"
-            elif not payoff.steady and "faster" in gains:
-                start = f"{gains.count('faster')} of {len(gains)}"
-            ratios = [row.ratio.ratio for row in payoff.rows]
-            cells[payoff.baseline] = {"from": fmt.UNCERTAIN if payoff.uncertain else start,
-                                      "least": min(ratios), "most": max(ratios),
-                                      "slower": gains.count("slower")}  # fmt: skip
-            cells |= {"sizes": len(gains), "bottlenecks": cases.bottlenecks([payoff])}
-        rows += map(Row, by_subject.values())
-    compared = verdict.precisions_of(run)
-    several = len(compared.asked) > 1
-    columns = [
-        *([Column("precision", "precision", once=True)] if several else []),
-        Column("setting", "setting"),
-        *(column for place, name in enumerate(reversed(compared.baselines)) for column in (
-            Column(f"faster than\n{name} at", f"{name}.from", drop=place),
-            Column(f"x {name}\nleast", f"{name}.least", fmt.times, place),
-            Column("\nmost", f"{name}.most", fmt.times, place),
-            Column(f"slower than\n{name} at", f"{name}.slower", drop=2),
-        )),
-        Column("sizes", "sizes", drop=1),
-        Column("bottlenecks", "bottlenecks", drop=3),
-    ]  # fmt: skip
-    return Part("Where a precision is faster, by more than 2 %", columns, rows)
 
 
 def _chart(run: Run) -> Any:

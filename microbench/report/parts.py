@@ -106,24 +106,6 @@ class Report:
         return [part for part in chosen if part.rows or part.below]
 
 
-def joined(reports: Sequence[Report]) -> Report:
-    """One report of several kinds of results in one file. The first keeps its default parts."""
-    if len(reports) == 1:
-        return reports[0]
-    first, *others = reports
-    later = [replace(one, level=VERBOSE) for report in others for one in report.parts]
-    charts = [report.chart for report in reports]
-    return Report(
-        first.title,
-        [line for report in reports for line in report.answer],
-        [*first.parts, *later],
-        list(dict.fromkeys(line for report in reports for line in report.about)),
-        {name: fact for report in reports for name, fact in report.facts.items()},
-        [raw for report in reports for raw in report.raw],
-        next((one for one in reversed(charts) if one is not nothing_to_draw), nothing_to_draw),
-    )
-
-
 # ---------------------------------------------------------------- texts of a table
 
 

@@ -18,7 +18,7 @@ from microbench import fmt
 from microbench.report import cases, charts
 from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Ratio, Run
-from microbench.verdict import Payoff, payoffs, precisions_of, subject_of
+from microbench.verdict import RUINED, Payoff, payoffs, precisions_of, subject_of
 
 BETWEEN = "nothing between these widths was measured"
 # How a linear layer is launched, in words; what is given in FP8 has no casts.
@@ -35,7 +35,7 @@ def report(run: Run) -> Report | None:
     if _op(run).problem is Linear:
         answer, tables = _of_layers(run, maps), _layers(maps)
     else:
-        answer, tables = _answer(run, maps), [_table(maps)]
+        answer, tables = _answer(run, maps), [starts_table(maps)]
     return cases.kernel_report(run, answer, tables, partial(_chart, run, maps))
 
 
@@ -241,26 +241,31 @@ def _mean(rows: Iterable[Mapping[str, Any]]) -> float:
 # ---------------------------------------------------------------- tables
 
 
-def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
+def starts_table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
+    """From which width or size a precision is faster, for each setting and baseline."""
     rows: list[Row] = []
-    (first, *_), *_ = maps.values()
-    op = OPS[first.case.op]
     for (subject, name, baseline), some in maps.items():
         starts = starts_of(some)
         never = starts.pop("", 0)
         ends = sorted(starts, key=_area)
-        ratios = [row.ratio for payoff in some for row in payoff.rows]
-        known = [ratio.ratio for ratio in ratios if not ratio.ruined_pct]
-        widths = " to ".join(dict.fromkeys(map(str, (ends[0], ends[-1])))) if starts else "-"
+        every = [row for payoff in some for row in payoff.rows]
+        known = [row.ratio.ratio for row in every if row.gain != RUINED]
+        faster = sum(row.gain == "faster" for row in every)
+        widths = f"{faster} of {len(every)}" if faster else "none"
+        if starts and all(one.steady for one in some if one.first_faster):
+            widths = " to ".join(dict.fromkeys(map(str, (ends[0], ends[-1]))))
+        unclear = len(some) - starts.total() - never
         rows.append(Row({
-            "setting": subject, "precision": name, "against": baseline, "from": widths,
+            "setting": subject, "precision": name, "against": baseline,
+            "from": fmt.UNCERTAIN if unclear == len(some) else widths,
             "gain": fmt.span(known) if known else None,
-            "sizes": f"{starts.total()}/{len(some)}",
-            "unclear": (len(some) - starts.total() - never) or None,
-            "bounds": cases.bottlenecks(some),
+            "sizes": f"{starts.total()}/{len(some)}" if len(some) > 1 else None,
+            "unclear": (unclear if len(some) > 1 else 0) or None, "bounds": cases.bottlenecks(some),
         }))  # fmt: skip
     order = list(dict.fromkeys(row.item["setting"] for row in rows))
     rows.sort(key=lambda row: (order.index(row.item["setting"]), row.item["precision"]))
+    (first, *_), *_ = maps.values()
+    op = OPS[first.case.op]
     several = len({name for _, name, _ in maps}) > 1
     columns = [
         Column("setting", "setting", once=True),
@@ -272,7 +277,7 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
         Column("times as fast", "gain"),
         Column("bottlenecks", "bounds", drop=1),
     ]
-    return Part("", columns, rows)
+    return Part("Where a precision is faster, by more than 2 %", columns, rows)
 
 
 def _widths(of_map: Sequence[Payoff]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The report of a file: of its kernels, its other results, or the document that it is.
+"""The report of a file: of its kernels or other results, or of the document that it is.
 
 What all kinds share is added here: what was measured on, and what makes the whole run doubtful.
 """
@@ -14,7 +14,7 @@ from microbench import fmt
 from microbench.report import kernels, parts
 from microbench.results import runfile
 from microbench.results.codec import decode
-from microbench.results.kinds import DOCUMENT_VERSION, Document, document_of, reports
+from microbench.results.kinds import DOCUMENT_VERSION, Document, document_of, kinds
 from microbench.results.types import Json, Run
 from microbench.verdict import load_warnings
 
@@ -31,9 +31,9 @@ HEADER = ("command", "device", "software", "finished_at")  # of a document that 
 
 
 def report_of(run: Run) -> parts.Report:
-    """The report of a run: of its kernels, and of its other results."""
-    own = [kernels.report(run)] if run.results or not run.others else []
-    whole = parts.joined([*own, *(kind.report(run) for kind in reports(run))])
+    """The report of a run: of its kernels, or of its other results."""
+    ops = [entry.case.op for entry in run.others]
+    whole: parts.Report = kinds()[ops[0]].report(run) if ops else kernels.report(run)
     load = [(warning, "") for warning in load_warnings(run.settings)]
     unfinished = "the run is not finished: continue it with --resume FILE"
     doubtful = [parts.Line("Doubt", unfinished)] if run.finished_at is None else []

@@ -107,7 +107,7 @@ def run_to_json(run: types.Run) -> types.Json:
         ],
         "results": [
             *(result_to_json(result) for result in run.results),
-            *(kinds()[entry.case.op].codec.to_json(entry) for entry in run.others),
+            *(kinds()[entry.case.op].to_json(entry) for entry in run.others),
         ],
     }
 
@@ -132,7 +132,7 @@ def run_from_json(data: types.Json) -> types.Run:
         run = replace(run, schema_version=types.SCHEMA_VERSION, kind=_kind_of(run.command))
     decode(_Device, run.device, "device")
     decode(_Settings, run.settings, "settings")
-    others = [kind.codec.from_json(found[where], where) for where, kind in kind_of.items() if kind]
+    others = [kind.from_json(found[where], where) for where, kind in kind_of.items() if kind]
     unique = {entry.case.key: entry for entry in others}
     return replace(run, others=tuple(unique.values())).with_results(kernels)
 

@@ -12,57 +12,30 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from microbench.results.types import Json, Ratio
-
-if TYPE_CHECKING:
-    from microbench.results.types import Run
+from microbench.results.types import Json, Ratio, Run
 
 DOCUMENT_VERSION = 1  # the `schema_version` of what is no run; older files name none
 REGISTERING = ("e2e.kinds", "microbench.report.fleet")  # e2e may be absent
 
 
-class Codec(Protocol):
-    """A module that turns a kind's results into JSON objects and back."""
-
-    def to_json(self, entry: Any, /) -> Json:
-        """The result as the schema writes it."""
-        ...
-
-    def from_json(self, data: Json, where: str) -> Any:
-        """The inverse of `to_json`.
-
-        ValueError names the field that is invalid; `where` locates the result.
-        """
-        ...
-
-
-class Report(Protocol):
-    """A module that shows the results of its kinds."""
-
-    def report(self, run: Run, /) -> Any:
-        """What a run says of them, as `microbench.report.parts.Report`."""
-        ...
-
-    def cells(self, case: Any) -> tuple[str, str, str]:
-        """How a comparison names a case: (what varies most, what was measured, options)."""
-        ...
-
-    def ratio(self, op: str, ratio: Ratio, /) -> str:
-        """A ratio of two times of results of kind `op`, with its interval, as text."""
-        ...
-
-
 @dataclass(frozen=True)
 class Kind:
-    """One kind of result: the modules that read and show it.
+    """One kind of result: what reads and shows it.
 
-    `noise_pct` is what two runs of one case may differ by, in per cent.
+    `to_json` makes a result what the schema has, `from_json` is its inverse: ValueError names the
+    field that is invalid, its second argument locates the result. `report` is what a run says of
+    all its other results, as `microbench.report.parts.Report`. `cells` name a case in a comparison:
+    (what varies most, what was measured, options). `ratio` is that of two times of an `op`, with
+    its interval, as text. `noise_pct` is what two runs of one case may differ by, in per cent.
     """
 
-    codec: Codec
-    report: Report
+    to_json: Callable[[Any], Json]
+    from_json: Callable[[Json, str], Any]
+    report: Callable[[Run], Any]
+    cells: Callable[[Any], tuple[str, str, str]]
+    ratio: Callable[[str, Ratio], str]
     noise_pct: float
 
 
@@ -93,12 +66,6 @@ def kinds() -> Mapping[str, Kind]:
     """Every kind by its `op`, but kernels'."""
     _load()
     return KINDS
-
-
-def reports(run: Run) -> list[Report]:
-    """The modules that show the results in a run that are not kernels', each once."""
-    ops = dict.fromkeys(entry.case.op for entry in run.others)
-    return list(dict.fromkeys(kinds()[op].report for op in ops))
 
 
 def document_of(data: Json) -> Document | None:
