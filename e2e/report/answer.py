@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 
 from e2e.report.arms import (
-    LADDER,
     SHORT_WORDS,
     Group,
     View,
@@ -37,7 +36,7 @@ from e2e.report.ledger import (
     unexplained,
 )
 from e2e.report.trainings import exposed, fastest, is_bf16_again
-from e2e.results.baselines import BASELINES, STRONG, scaling
+from e2e.results.baselines import STRONG, scaling
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import Cause, Training
 from microbench import fmt
@@ -48,7 +47,6 @@ from microbench.verdict import load_warnings
 MOST_ROWS, ROW = 8, 68  # of the answer without what says more; characters of a row at least
 MOST_DOUBTS = 2
 NO_VERDICT = "No verdict"
-USUAL = (*BASELINES, *LADDER)  # what a speed-up is over
 MOST_NAMED = 4
 MOST_EXPLAINED = 2  # comparisons: of more there are no ledgers in the answer
 MOST_TERMS = 3  # of a ledger in a sentence
@@ -159,11 +157,7 @@ def _speed(view: View, arms: Sequence[Training]) -> str:
             ends = [f"{times(r)} ({view.where(arm)})" for r, arm in (low, high)]
         unclear = len(ratios) - len(clear)
         none = f" (no difference in {unclear} of {len(ratios)})" * bool(unclear)
-        kept = _memory(view, low[1], name) if len(ratios) == 1 and name not in USUAL else ""
-        clauses.append(
-            f"{' to '.join(dict.fromkeys(ends))} times as fast as {title}{none}"
-            + f", in {kept}" * bool(kept)
-        )
+        clauses.append(f"{' to '.join(dict.fromkeys(ends))} times as fast as {title}{none}")
     alike = f"no difference measured from {fmt.joined(same)}" if same else ""
     if not clauses:
         return f"{view.label(arms[0])}: {alike}"

@@ -90,16 +90,6 @@ class Group:
         return bool(at_chance) and max(least) <= max(at_chance)
 
 
-def arms_of(groups: Iterable[Group]) -> list[Training]:
-    """The arms of these groups."""
-    return [arm for group in groups for arm in group.arms]
-
-
-def batches_of(family: Iterable[Group]) -> int:
-    """How many different batch sizes have times."""
-    return len({arm.case.batch for arm in arms_of(family) if arm.per_s})
-
-
 @dataclass(frozen=True)
 class View:
     """All groups of a run; `within` are the settings that differ inside a group."""
@@ -119,7 +109,7 @@ class View:
     @property
     def arms(self) -> list[Training]:
         """The arms of all groups."""
-        return arms_of(self.groups)
+        return [arm for group in self.groups for arm in group.arms]
 
     @property
     def unit(self) -> str:
@@ -136,11 +126,6 @@ class View:
     def step(self) -> str:
         """What is timed: "step", or "forward pass"."""
         return step_word(self.arms[0]) if self.evaluates else "step"
-
-    @property
-    def first_title(self) -> str:
-        """The title of the column that names the arms."""
-        return "rung" if any(arm.rung is not None for arm in self.arms) else "recipe"
 
     def group_of(self, training: Training) -> Group:
         """The group that the arm belongs to."""
@@ -188,12 +173,6 @@ class View:
         )
         return in_order(present)
 
-    def follows_short(self, training: Training) -> bool:
-        """Whether the rung before it is float32 whose algorithms were searched briefly."""
-        arms = self.group_of(training).arms
-        before = arms[max(0, next(i for i, arm in enumerate(arms) if arm is training) - 1)]
-        return before is not training and is_short(before.case.recipe, [before])
-
     def is_compared(self, training: Training, name: str) -> bool:
         """Whether its speed-up over this baseline says something: that of this or a slower one
         would repeat a ratio upside down.
@@ -222,10 +201,6 @@ class View:
         names = [n for n in SETTINGS if n != "batch" and n not in VARIED]
         families = grouped((tuple(getattr(g.case, n) for n in names), g) for g in self.groups)
         return [sorted(family, key=lambda group: group.case.batch) for family in families.values()]
-
-    def curves(self, family: Sequence[Group]) -> dict[str, list[Training]]:
-        """Trainings of each arm over the batch sizes of a family, by the arm's label."""
-        return grouped((self.label(arm), arm) for arm in arms_of(family))
 
     def is_baseline(self, training: Training) -> bool:
         """Whether the arm is only a baseline for others."""

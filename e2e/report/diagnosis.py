@@ -89,9 +89,6 @@ def _answer(diagnosis: Diagnosis) -> Iterator[Line]:
     if diagnosis.ranks:
         yield Line("", _ranks_sentence(diagnosis.ranks))
     first = next(iter(last.findings), None)
-    residual = [*_residual(diagnosis.runs)]
-    if len(diagnosis.runs) == 2 and not residual:
-        yield Line("Why", _differs(*diagnosis.runs))
     if first is None:
         yield Line("Why", "no cause was found that costs 3 % of a step or more")
     else:
@@ -107,7 +104,7 @@ def _answer(diagnosis: Diagnosis) -> Iterator[Line]:
     missing = (
         line.partition(". ")[0].rstrip(".") for line in last.missing if "Python stack" not in line
     )
-    doubts = [*residual, *_trust(last), *missing]
+    doubts = [*_residual(diagnosis.runs), *_trust(last), *missing]
     yield from (Line("Doubt", text) for text in doubts[:MOST_DOUBTS])
 
 
@@ -161,18 +158,6 @@ def _low_precision(run: Traced) -> Iterator[str]:
             f"AMP {'may make' if doubt else gives} it {ratio:.2f} times as fast ({low:.2f} to "
             f"{high:.2f}){doubt}{', on one batch again and again' * gain.resident}"
         )
-
-
-def _differs(base: Traced, other: Traced) -> str:
-    """The terms that change most, in ms: "convolutions -1.20 ms, casts +0.31"."""
-    terms = [row for row in changes(base, other) if row.term not in ("step", RESIDUAL)]
-    terms.sort(key=lambda row: -abs(row.ns))
-    most = [
-        f"{WORDS.get(row.term, row.term)} {float(row.ns / NS_PER_MS):+.3g}"
-        for row in terms[:3]
-        if row.ns
-    ]
-    return f"changed most, in ms: {', '.join(most) or 'nothing'}"
 
 
 def _cost(cause: Cause, run: Traced) -> str:

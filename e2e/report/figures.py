@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.results.types import BORDER, Training
+from e2e.results.types import BORDER
 from microbench import fmt
 from microbench.results.types import Ratio
 
@@ -38,12 +38,6 @@ def noun(unit: str) -> str:
 def bottleneck(limit: str | None) -> str:
     """The name of a run file's value: "GPU" for "gpu"; "" if unknown."""
     return BOTTLENECKS.get(limit, limit) if limit else ""
-
-
-def bottleneck_of(training: Training) -> str:
-    """The measured bottleneck of a step, else the predicted one; "" if unknown."""
-    predicted = training.predicted.limit if training.predicted else None
-    return bottleneck(training.limit or predicted)
 
 
 def ratio(value: Ratio) -> str:

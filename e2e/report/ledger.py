@@ -216,32 +216,21 @@ def ledger_part(view: View, arm: Training, doubt: str) -> Part:
         Column("source", "row.source", drop=5),
     ]
     shown = [Row(item, style="bold" if item["row"].whole else "") for item in items]
-    below = account(arm, view.label(arm))
+    below = account(arm)
     level = VERBOSE
     if doubt:
         below, level = [f"Do not trust it: {doubt}."], ASKED_FOR
     return Part(ledger_title(view, arm), columns, shown, below, level, "ledger")
 
 
-def account(arm: Training, label: str) -> list[str]:
-    """Below a ledger: Amdahl's bound, and a remark where much is unexplained."""
-    step = step_word(arm)
-    lines: list[str] = []
-    if arm.bound and math.isfinite(arm.bound):
-        seen = arm.ledger[0].ms / arm.ledger[-1].ms
-        also = ", because other terms got shorter too" if seen > arm.bound else ""
-        lines.append(
-            f"Amdahl's bound: if GEMMs, convolutions and attention took no time in "
-            f"{base_words(arm)}, the {step} would be {fmt.number(arm.bound)} times as fast; "
-            f"{label} is {fmt.number(seen)} times as fast{also}."
-        )
+def account(arm: Training) -> list[str]:
+    """Below a ledger: a remark where much is unexplained."""
     share, _ = unexplained(arm)
-    if share > MOST_RESIDUAL:
-        lines.append(
-            f"{100 * share:.0f} % of a {step} is unexplained: do not trust single terms (a good "
-            f"ledger leaves at most {100 * MOST_RESIDUAL:.0f} %)."
-        )
-    return lines
+    much = (
+        f"{100 * share:.0f} % of a {step_word(arm)} is unexplained: do not trust single terms (a "
+        f"good ledger leaves at most {100 * MOST_RESIDUAL:.0f} %)."
+    )
+    return [much] * (share > MOST_RESIDUAL)
 
 
 def causes_part(view: View, arm: Training) -> Part:

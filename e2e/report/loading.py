@@ -14,7 +14,7 @@ from e2e.case import DATA_WORDS, RESIDENT, TrainCase
 from e2e.input_stalls import fewest_from
 from e2e.report.answer import NO_VERDICT
 from e2e.report.arms import SHORT_MARK, SHORT_NOTE, SHORT_WORDS, grouped, is_short
-from e2e.report.figures import bottleneck_of, is_clear
+from e2e.report.figures import bottleneck, is_clear
 from e2e.results.baselines import BASELINES, by_the_wall
 from e2e.results.loader_types import OP, LoadCase, Loading, load_case
 from e2e.results.types import Training
@@ -185,7 +185,7 @@ def sweep_part(sweep: LoaderSweep, level: int) -> Part:
         {
             "workers": count, "loader": sweep.loading.get(count),
             **{f"rate {name}": _rates(arm) for name, arm in sweep.row(count).items()},
-            **{f"limit {name}": bottleneck_of(arm) for name, arm in sweep.row(count).items()},
+            "limit": _limit(sweep.at(last, count)),
             **{f"gain {name}": sweep.speedup(name, base, count) for name in others},
         }
         for count in sweep.workers
@@ -195,11 +195,17 @@ def sweep_part(sweep: LoaderSweep, level: int) -> Part:
         Column("workers", "workers"),
         *(Column(f"{name} x {title}", f"gain {name}", _gain) for name in others),
         *(Column(f"{name}\nimg/s", f"rate {name}", drop=2) for name in sweep.recipes),
-        Column(f"{last}\nbottleneck", f"limit {last}", drop=1),
+        Column(f"{last}\nbottleneck", "limit", drop=1),
         Column("loader\nalone", "loader.per_s", fmt.throughput, drop=3),
     ]
     name = f"Together: {sweep_title(sweep)}" * (level == VERBOSE)
     return Part(name, columns, [*map(Row, rows)], _notes(sweep), level)
+
+
+def _limit(arm: Training | None) -> str:
+    """The measured bottleneck, else the predicted one; "" if unknown."""
+    predicted = arm.predicted.limit if arm and arm.predicted else None
+    return bottleneck((arm and arm.limit) or predicted)
 
 
 def _rates(arm: Training) -> str:

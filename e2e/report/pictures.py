@@ -12,7 +12,6 @@ from e2e.report.arms import (
     SHORT_WORDS,
     Group,
     View,
-    batches_of,
     grouped,
     step_word,
     view_of,
@@ -67,8 +66,8 @@ def training_chart(run: Run) -> Any:
     colours = {view.label(arm): recipe_colour(arm.case.recipe) for arm in view.arms}
     reading: list[str] = []
     drawn: list[Any] = []
-    family = max(view.families, key=batches_of)
-    if timed and batches_of(family) >= FEWEST_SIZES:
+    family = max(view.families, key=lambda family: len(_sizes(family)))
+    if timed and len(_sizes(family)) >= FEWEST_SIZES:
         rate = f"{family[0].arms[0].unit}/s"
         drawn.append(charts.lines(curve_rows(view, family), x="batch", y=rate, log=False,
                                   colours=colours, dashes=dashes_of(view)))  # fmt: skip
@@ -145,13 +144,18 @@ def _bar(arm: Training, view: View) -> Json:
     }  # fmt: skip
 
 
+def _sizes(family: Sequence[Group]) -> set[int]:
+    """The batch sizes that have times."""
+    return {arm.case.batch for group in family for arm in group.arms if arm.per_s}
+
+
 def curve_rows(view: View, family: Sequence[Group]) -> list[Json]:
-    """Units per second by batch."""
+    """Units per second by batch, recipe after recipe."""
+    timed = grouped((view.label(arm), arm) for group in family for arm in group.arms if arm.per_s)
     return [
         {"series": label, "x": arm.case.batch, "y": arm.per_s}
-        for label, arms in view.curves(family).items()
+        for label, arms in timed.items()
         for arm in arms
-        if arm.per_s
     ]
 
 

@@ -33,7 +33,6 @@ from e2e.report.trainings import (
     mean_of,
     phases_part,
     recipes_part,
-    scaling_part,
 )
 from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
@@ -111,7 +110,6 @@ def _parts(run: Run, view: View, *, predicts: bool) -> list[Part]:
         *prediction_parts(view, screen=predicts),
         every_recipe_part(view),
         convergence_part(view),
-        scaling_part(view),
         exchange_part(view),
         gains_part(view),
         *explained_parts(view),

@@ -16,7 +16,6 @@ from e2e.report.arms import (
     Group,
     View,
     grouped,
-    in_words,
     is_generated,
     reason,
     was_run,
@@ -70,11 +69,12 @@ def names_of(view: View, shown: Sequence[Training] = ()) -> list[Column]:
     which is the first one's title where all `shown` have the same.
     """
     labels = {view.label(arm) for arm in shown}
+    first = "rung" if any(arm.rung is not None for arm in view.arms) else "recipe"
     if len(view.groups) == 1:
-        return [Column(view.first_title, "label")]
+        return [Column(first, "label")]
     if len(labels) == 1:
         return [Column(labels.pop(), "place")]
-    return [Column("", "where", once=True), Column(view.first_title, "label")]
+    return [Column("", "where", once=True), Column(first, "label")]
 
 
 def arms_part(
@@ -387,34 +387,11 @@ def mean_of(arm: Training, name: str) -> float | None:
 # ---------------------------------------------------------------- several GPUs
 
 
-def scaling_part(view: View) -> Part:
-    """A row for each training over several GPUs of which the same over one was timed."""
-    rows: list[Json] = [
-        {
-            "label": " ".join([view.label(row.many), *in_words(row.many.case, ("batch",))]),
-            "scaled": row,
-        }
-        for row in scaling(view.arms)
-    ]  # fmt: skip
-    columns = [
-        Column("recipe", "label"),
-        Column("GPUs", "scaled.many.case.gpus"),
-        Column("scaling", "scaled.kind"),
-        Column(f"{view.unit}/s" if view.unit else "per s", "scaled.many.per_s", fmt.throughput),
-        Column("of one", "scaled.one.per_s", fmt.throughput),
-        Column("efficiency", "scaled.efficiency", ratio),
-    ]
-    notes = [
-        "efficiency: throughput over that of one GPU times the number of GPUs; weak: the same "
-        "batch a GPU, strong: of all together"
-    ]
-    return Part("Scaling over GPUs", columns, [*map(Row, rows)], notes * bool(rows), VERBOSE)
-
-
 def exchange_part(view: View) -> Part:
-    """The arms whose exchange was measured: MB, milliseconds and rates."""
+    """The arms whose exchange was measured: efficiency, MB, milliseconds and rates."""
     seen = view.only(lambda arm: arm.exchange is not None)
     columns = [
+        Column("efficiency", "efficiency", ratio),
         Column("MB", "arm.exchange.bytes", lambda size: f"{size / 1e6:.1f}"),
         Column("adds ms", "arm.exchange", exposed),
         Column(
@@ -426,6 +403,7 @@ def exchange_part(view: View) -> Part:
         Column("ranks without it, ms", "arm.exchange.rank_local_s", _ranks, drop=1),
     ]
     notes = (
+        "efficiency: throughput over that of one GPU times the number of GPUs",
         "adds: step less step without exchange (no_sync); copies: of gradients into buckets and "
         "back, alone: all-reduce of the same buckets, both with nothing beside them",
         "hidden: share of the all-reduce behind the backward pass, ? where it is not known; "
