@@ -95,7 +95,8 @@ def _show(study: Study, about: str, commands: Commands, console: Console) -> Non
     """Print what a study is, and its commands. Nothing runs."""
     console.print(study.title or study.name, style="bold")
     console.print(study.question)
-    console.print(f"\nThis is {about}; there are {', '.join(study.profiles)}")
+    if study.profiles:
+        console.print(f"\nThis is {about}; there are {', '.join(study.profiles)}")
     for run in study.run:
         console.print(f"\n{run.id}: {run.why or run.command}", style="bold")
         for parts in command_lines(run, commands):
