@@ -157,17 +157,6 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return slower(GEMM, tmp_path_factory.mktemp("slow") / "slow.json", 1.2)
 
 
-def test_the_page_of_several_runs_has_the_rows_of_the_screen(slow: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    assert halfway("compare", GEMM, OWN, slow, "--html", page).returncode == 0
-    shown, _, values = page.read_text(encoding="utf-8").partition("Raw values")
-    assert all(name in shown for name in (GEMM.name, OWN.name, slow.name, "slower"))
-    key = json.loads(GEMM.read_text())["results"][0]["case"]
-    written = ",".join(f"{name}={key[name]}" for name in ("m", "n", "k"))
-    assert written in values
-    assert written not in shown
-
-
 def test_exit_codes(slow: Path, tmp_path: Path) -> None:
     assert halfway("compare", GEMM, OWN, slow, "--fail-on", "slower").returncode == 1
     assert halfway("compare", GEMM, OWN).returncode == 0

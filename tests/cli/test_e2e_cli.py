@@ -150,29 +150,6 @@ def test_a_line_on_a_terminal_tells_the_time_left(folder: Path, tmp_path: Path) 
 # ---------------------------------------------------------------- recipes and options
 
 
-def test_options_reach_the_case_and_the_step(folder: Path) -> None:
-    file = folder / "halves.json"
-    words = ("mine:build", "--recipe", "fp16,bf16", "--loss-scale", "256", *OWN,
-             "--keep-batchnorm-fp32", "--accumulate", "2", "--optimizer", "adamw", "--warmup", "2",
-             "--layout", "nhwc", "--iterations", "4")  # fmt: skip
-    arms = by_recipe(trained(folder, file, *words)[0])
-    assert list(arms) == ["fp16", "bf16"]
-    assert arms["fp16"]["case"]["loss_scale"] == 256
-    assert "ok" in {result["status"] for result in arms.values()}
-    asked = {"layout": "nhwc", "optimizer": "adamw", "keep_batchnorm_fp32": True, "accumulate": 2}
-    for result in arms.values():
-        assert {name: result["case"][name] for name in asked} == asked
-        if result["status"] != "ok":
-            assert "CPU" in result["reason"]
-            continue
-        assert result["step_units"] == 8, "accumulation doubles the images of a step"
-        check_steps(result)
-        (repeat,) = result["repeats"]
-        assert repeat["steps"] == 4
-        # scaled by 256 and not unscaled, it would be 256 times ln 10
-        assert repeat["first_loss"] is None or 1 < repeat["first_loss"] < 5
-
-
 RUNGS = ("fp32", "tf32", "channels_last", "amp", "fused", "compile", "graph")
 
 

@@ -72,6 +72,8 @@ def test_the_usual_arms_and_layouts() -> None:
     assert rungs_of(TrainOptions(), network().facts, "cuda", found) == {}
     assert {case.layout for case in cases("cuda")} == {"nhwc"}
     assert {case.layout for case in cases("cpu")} == {"nchw"}
+    asked = {"accumulate": 2, "warmup": 3, "optimizer": "adamw", "layout": "nchw", "lr": 0.3}
+    assert all(vars(case).items() >= asked.items() for case in cases(**asked))
     both = cases(layout="nchw,nhwc")
     assert [(c.layout, c.recipe) for c in both] == [
         (layout, recipe) for layout in ("nchw", "nhwc") for recipe in ("fp32", "tf32", "amp")

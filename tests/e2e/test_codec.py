@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.any_training import trainings
 from samples.judge import with_value
-from samples.kernel_runs import h200_run
 from samples.training_runs import arm, run_of
 
 from e2e.case import TrainCase
@@ -28,7 +27,7 @@ from e2e.training.processes import merged
 from e2e.training.speedups import with_speedups
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.comparison import compare
-from microbench.results.runfile import read_run, write_run
+from microbench.results.runfile import read_run
 from microbench.results.types import TIME_DECIMALS, ProcessTime
 
 ROOT = Path(__file__).parents[2]
@@ -108,19 +107,6 @@ def test_numbers_are_rounded_to_what_a_timer_can_tell_and_null_where_they_are_no
 
 
 # ---------------------------------------------------------------- of other versions and kinds
-
-
-def test_kernels_and_trainings_keep_their_order(tmp_path: Path) -> None:
-    kernels, path = h200_run(), tmp_path / "run.json"
-    write_run(replace(kernels, others=(FULL, FAILED)), path)
-    document = json.loads(path.read_text())
-    ops = [item["op"] for item in document["results"]]
-    assert ops == ["gemm"] * len(kernels.results) + ["train"] * 2
-    both = read_run(path)
-    assert (both.results, both.of(Training)) == (kernels.results, (FULL, FAILED))
-    document["results"].reverse()
-    mixed = run_from_json(document | {"trainings": [{"status": "ok"}]})
-    assert (mixed.results, mixed.of(Training)) == (kernels.results[::-1], (FAILED, FULL))
 
 
 def test_newer_fields_are_passed_over_and_older_files_lack_some() -> None:
