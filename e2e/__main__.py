@@ -21,7 +21,7 @@ import click
 from e2e.commands.record import LAUNCHERS, PYTHON_FILES, Script, arguments_in, script_of
 from e2e.options import TrainOptions
 from e2e.recipes import RECIPES
-from e2e.training.dist_env import dist_env_of
+from e2e.training.launch import dist_env_of
 from microbench.command_line import (
     FILE,
     NETWORK,

@@ -22,7 +22,7 @@ from e2e.case import (
     kind_and_loader,
 )
 from e2e.schedule import CONSTANT, parse_schedule
-from e2e.training.dist_env import dist_env_of
+from e2e.training.launch import dist_env_of
 from microbench.command_line import (
     Outputs,
     above_0,

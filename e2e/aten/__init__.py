@@ -17,9 +17,8 @@ from e2e.aten.call import (
     spec_of,
     tensors_among,
 )
-from e2e.aten.kinds import kind_of, kind_of_name
+from e2e.aten.kinds import flops, kind_of, kind_of_name
 from e2e.aten.materialise import Replay, materialise, movable, reserve, why_not
-from e2e.aten.work import flops
 
 __all__ = [
     "WARM", "Argument", "Call", "CannotReplay", "ColdL2", "Named", "Pool", "Replay", "TensorSpec",

@@ -23,7 +23,7 @@ from e2e.options import TrainOptions
 from e2e.plan import check_device, notes, plan
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Training
-from e2e.training.dist_env import dist_env_of
+from e2e.training.launch import RanksLost, dist_env_of, launch, leave_lost
 from microbench.command_line import Program
 from microbench.results.types import Run, Warning
 from microbench.streams import clean
@@ -186,8 +186,6 @@ def serve(pipe: Any, job: Job) -> None:
     WorkerDied where one of those dies.
     """
     if job.gpus > 1 and dist_env_of(os.environ) is None:
-        from e2e.training.launch import launch
-
         death = launch(job.gpus, _as_rank, pipe, job)
         if death:
             raise WorkerDied("", death.reason)
@@ -198,8 +196,6 @@ def serve(pipe: Any, job: Job) -> None:
 
 def _as_rank(pipe: Any, job: Job) -> None:
     """One of several processes. Where another has gone, whoever started them says so."""
-    from e2e.training.launch import leave_lost
-    from e2e.training.ranks import RanksLost
 
     def serve_rank(pipe: Any, job: Job) -> None:
         try:

@@ -13,7 +13,7 @@ from e2e.networks import find
 from e2e.networks.losses import DefaultLoss
 from e2e.networks.network import Network
 from e2e.options import TrainOptions
-from e2e.training.dist_env import dist_env_of
+from e2e.training.launch import dist_env_of
 from e2e.training.ranks import Ranks
 from e2e.training.variants import Task
 from kernels.case import Target

@@ -27,7 +27,7 @@ from e2e.commands.job import (
     untraced,
     with_what_was,
 )
-from e2e.commands.progress import TrainProgress
+from e2e.commands.progress import TrainProgress, make_usual
 from e2e.commands.worker import JobProcess
 from e2e.data.loaders import check_name
 from e2e.networks.table import facts_of
@@ -35,7 +35,7 @@ from e2e.options import TrainOptions
 from e2e.plan import plan
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
-from e2e.training.dist_env import dist_env_of
+from e2e.training.launch import dist_env_of
 from e2e.training.processes import timed_by
 from microbench.command_line import PLACES, check_there, kept
 from microbench.device.host import LoadMeter
@@ -139,8 +139,6 @@ class Keeper:
         """The run with all that was asked for. UserError says where it is so far."""
         options = self._options
         if options.data == "made":
-            from e2e.commands.make_data import make_usual
-
             make_usual(self._console)
         try:
             with self._progress:

@@ -17,7 +17,7 @@ RESIDUAL = "residual"
 CONVOLUTIONS, MATRIX_PRODUCTS, ATTENTION, PRODUCTS = PRODUCT_TERMS
 LAYOUT = "layout changes"
 OTHER = "other ops"
-TERMS = {  # kinds of ops (`e2e.aten.KINDS`) but for products, in the ledger's order
+TERMS = {  # kinds of ops (`e2e.aten.kinds`) but for products, in the ledger's order
     "norm": "normalisation",
     "activation": "activation",
     "pooling": "pooling",

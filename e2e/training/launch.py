@@ -1,4 +1,7 @@
-"""Runs a function in several processes of this machine, a rank each, by torch's launcher."""
+"""Ranks as processes: where one was placed, what ends it, and how torch's launcher starts some.
+
+Nothing heavy is loaded before a function runs in several of them.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,44 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from typing import Any, NoReturn
 
 from microbench.device.host import usable_cores
+from microbench.errors import UserError
 from microbench.stopping import die_with_parent
 
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # that torchrun sets
 LOOK_S = 0.1  # between two looks at the ranks
 LOST = 3  # exit code of a rank that has lost another
 LAST_S = 2.0  # that it stays: the launcher is to see first who ended first
 LAST = -100  # of what runs at a process's end
+
+
+class RanksLost(RuntimeError):
+    """A rank died, hung, or left an exchange: no rank can go on."""
+
+
+@dataclass(frozen=True)
+class DistEnv:
+    """Rank and number of ranks, over all hosts and on this one."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+
+
+def dist_env_of(environment: Mapping[str, str]) -> DistEnv | None:
+    """This process as torchrun placed it; None without torchrun. UserError: not numbers."""
+    if any(name not in environment for name in NAMES):
+        return None
+    try:
+        return DistEnv(*(int(environment[name]) for name in NAMES))
+    except ValueError as error:
+        raise UserError(f"{', '.join(NAMES)} in the environment: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -76,8 +105,6 @@ def leave_lost() -> NoReturn:
 
 
 def _as_rank(work: Callable[..., None], *args: object) -> None:
-    from e2e.training.ranks import RanksLost
-
     faulthandler.disable()  # the launcher turns it on
     die_with_parent()
     try:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from e2e.training.dist_env import DistEnv
+from e2e.training.launch import DistEnv, RanksLost
 from kernels.messages import one_line
 from microbench import fmt
 from microbench.errors import UserError
@@ -29,10 +29,6 @@ T = TypeVar("T")
 EXCHANGE_S, MEET_S = 20.0, 25.0
 PATIENCE_S = 1800.0  # to start, to build, to open data; for rank 0, to explain and to write
 NO_DUMP = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # which ranks would wait for before they end
-
-
-class RanksLost(RuntimeError):
-    """A rank died, hung, or left an exchange: no rank can go on."""
 
 
 # What a rank says of its work; where several failed, the last of these kinds counts.

@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from e2e.training.host_speed import SpeedByTurn
-from e2e.training.ranks import MEET_S, Ranks, RanksLost
+from e2e.training.launch import RanksLost
+from e2e.training.ranks import MEET_S, Ranks
 from e2e.training.step_timer import BurstTimer, StepBlock, StepTimer, WaitStats
 from e2e.training.variant import LOCAL, TimedPart, Variant
 from microbench import fmt

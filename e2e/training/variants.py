@@ -33,7 +33,8 @@ from e2e.training.allreduce import (
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.float8 import NothingToConvert, Way, part_gains
 from e2e.training.host_speed import SmallStepSpeed, SpeedByTurn
-from e2e.training.ranks import Ranks, RanksLost
+from e2e.training.launch import RanksLost
+from e2e.training.ranks import Ranks
 from e2e.training.step_timer import (
     HOST_STEPS,
     PHASE_STEPS,

@@ -30,8 +30,7 @@ from e2e.results.exchange import Exchange
 from e2e.results.types import Training
 from e2e.training import ranks as limits
 from e2e.training.allreduce import exchange_of
-from e2e.training.dist_env import dist_env_of
-from e2e.training.launch import LOST, Death, launch
+from e2e.training.launch import LOST, Death, dist_env_of, launch
 from e2e.training.ranks import Ranks
 from microbench.report.parts import cells
 from microbench.results.runfile import read_run

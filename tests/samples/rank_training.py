@@ -21,7 +21,7 @@ from e2e.data.types import LoadSpec
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES
-from e2e.training.dist_env import dist_env_of
+from e2e.training.launch import dist_env_of
 from e2e.training.ranks import Ranks, device_of
 from e2e.training.trainer import Trainer
 from microbench.errors import UserError
