@@ -108,12 +108,6 @@ SIDES: dict[int, str] = {
     480: "efficientnet_v2_l efficientnet_v2_m", 518: "vit_h_14", 528: "efficientnet_b6",
     600: "efficientnet_b7",
 }  # fmt: skip
-# How the names of torchvision's networks for other tasks begin.
-NOT_CLASSIFIERS = (
-    "deeplabv3_", "fasterrcnn_", "fcn_", "fcos_", "keypointrcnn_", "lraspp_", "maskrcnn_", "mc3_",
-    "mvit_", "quantized_", "r2plus1d_", "r3d_", "raft_", "retinanet_", "s3d", "ssd300_",
-    "ssdlite320_", "swin3d_",
-)  # fmt: skip
 
 
 def trained_as(name: str, batch: int) -> dict[str, Any]:
@@ -221,11 +215,6 @@ def _spelling(name: str) -> str:
 
 
 def _unknown(name: str) -> str:
-    if name.lower().startswith(NOT_CLASSIFIERS):
-        return (
-            f"torchvision's {name} is not a classification network; "
-            "to train it, give your own module:function that builds it"
-        )
     near = suggest(name.lower(), [known for rows in GROUPS.values() for known in rows])
     if not near or name.endswith(".py"):
         own = f"{name.removesuffix('.py').replace('/', '.')}:build"
