@@ -129,6 +129,7 @@ def every_recipe_part(view: View) -> Part:
         Column("±", "arm.steps", _half, drop=14),
         Column(f"ms/{word}", "arm.step_s", fmt.milliseconds, drop=11),
         *_ratios(ran),
+        Column("efficiency", "efficiency", ratio, drop=7),
         Column("peak\nGB", "arm.memory_peak_bytes", fmt.gigabytes, drop=10),
         Column("W", "arm.state.power_w", "{:.0f}".format, drop=15),
         Column(f"{ran.unit or 'units'}/J", "arm.per_j", fmt.throughput, drop=12),
@@ -136,7 +137,7 @@ def every_recipe_part(view: View) -> Part:
         Column("CPU\nms", "arm.steps.host_s", fmt.milliseconds, drop=17),
         Column("data\nwait ms", "arm.steps.wait_s", fmt.milliseconds, drop=9),
         Column("of the\ncard", "of_card_pct", fmt.per_cent, drop=8),
-        Column("throttle", "throttle", drop=7),
+        Column("throttle", "throttle", drop=15),
         Column("bottleneck", "bottleneck", drop=13),
     ]
     failed = missing([(ran.named(arm), reason(arm)) for arm in arms if arm.per_s is None])
@@ -209,7 +210,7 @@ def _signs(view: View, arms: Sequence[Training]) -> list[str]:
 
 def _notes(view: View) -> list[str]:
     """How to read the table, and what applies to all of its rows."""
-    timed = [arm for arm in view.arms if arm.steps]
+    timed, scaled = [arm for arm in view.arms if arm.steps], bool(scaling(view.arms))
     fp8 = dict.fromkeys(
         f"{view.label(arm)}: {arm.float8_layers} of {arm.linear_layers} linear layers multiply in "
         "FP8"
@@ -221,6 +222,7 @@ def _notes(view: View) -> list[str]:
         *_signs(view, view.arms),
         f"GPU busy: share of the {view.step} in which a kernel runs; CPU ms: to launch one on an "
         "idle GPU" * any(arm.steps and arm.steps.busy_s is not None for arm in timed),
+        "efficiency: throughput over that of one GPU times the number of GPUs" * scaled,
         f"a {view.step} is the mean by the wall clock" * any(arm.case.loads_data for arm in timed),
         _processes(timed),
         *fp8,
@@ -388,10 +390,9 @@ def mean_of(arm: Training, name: str) -> float | None:
 
 
 def exchange_part(view: View) -> Part:
-    """The arms whose exchange was measured: efficiency, MB, milliseconds and rates."""
+    """The arms whose exchange was measured: MB, milliseconds and rates."""
     seen = view.only(lambda arm: arm.exchange is not None)
     columns = [
-        Column("efficiency", "efficiency", ratio),
         Column("MB", "arm.exchange.bytes", lambda size: f"{size / 1e6:.1f}"),
         Column("adds ms", "arm.exchange", exposed),
         Column(
@@ -403,7 +404,6 @@ def exchange_part(view: View) -> Part:
         Column("ranks without it, ms", "arm.exchange.rank_local_s", _ranks, drop=1),
     ]
     notes = (
-        "efficiency: throughput over that of one GPU times the number of GPUs",
         "adds: step less step without exchange (no_sync); copies: of gradients into buckets and "
         "back, alone: all-reduce of the same buckets, both with nothing beside them",
         "hidden: share of the all-reduce behind the backward pass, ? where it is not known; "
