@@ -96,6 +96,18 @@ def test_a_convolution_and_its_gradients(
     assert flops(call) == forward * (mask[0] + mask[1])
 
 
+@given(*[st.integers(1, 9)] * 4)
+def test_products(b: int, m: int, n: int, k: int) -> None:
+    assert flops(Call("aten.mm.default", (dense(m, k), dense(k, n)))) == 2 * m * n * k
+    bias = Call("aten.addmm.default", (dense(n), dense(m, k), dense(k, n)))
+    assert flops(bias) == 2 * m * n * k
+    batched = Call("aten.bmm.default", (dense(b, m, k), dense(b, k, n)))
+    assert flops(batched) == 2 * b * m * n * k
+    activated = Call("aten._addmm_activation.default", (dense(n), dense(m, k), dense(k, n)))
+    assert flops(activated) == 2 * m * n * k
+    assert flops(Call("aten.mv.default", (dense(m, k), dense(k)))) == 2 * m * k
+
+
 @pytest.mark.parametrize(
     "name", ["flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"]
 )
