@@ -422,17 +422,19 @@ def library_sentences(compared: Sequence[verdict.Summary], unclear: dict[str, fl
 
 
 def _doubt(run: Run, judged: Sequence[Result]) -> list[Line]:
-    """What failed or had no room, and how well times are known.
+    """What was not measured, and how well times are known.
 
-    A back end that has not a precision is no doubt: nothing of it could be measured.
+    A back end that has not a precision in a layout is no doubt: nothing of it could be measured.
     """
     timed = {r.case.precision_name for r in run.results if r.measurement}
     unasked = {r.case.precision_name for r in run.results} - {*verdict.precisions_of(run).asked}
+    there = {_combination(r) for r in run.results if r.measurement}
     lost = [
         r for r in run.results
         if r.measurement is None and OWN not in r.case.backend
         and r.case.precision_name in timed | unasked
-        and (r.status == "failed" or any(words in (r.reason or "") for words in NO_ROOM))
+        and (r.status == "failed" or _combination(r) in there
+             or any(words in (r.reason or "") for words in NO_ROOM))
     ]  # fmt: skip
     texts = _lost(lost, len(run.results))
     tf32 = [r for r in run.results if r.measurement and r.case.precision_name == "tf32"]
@@ -451,6 +453,11 @@ def _doubt(run: Run, judged: Sequence[Result]) -> list[Line]:
         option = "--budget" if one_process else "--processes"
         noise.append(f"{fmt.count(len(wide), 'interval')} up to ±{max(wide):.1f} % ({option})")
     return [Line("Doubt", JOIN.join(some)) for some in (texts, noise) if some]
+
+
+def _combination(result: Result) -> tuple[str, str, str]:
+    case = result.case
+    return case.backend, case.precision_name, case.problem.layout
 
 
 def channels_last(run: Run) -> str:
