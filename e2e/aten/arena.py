@@ -75,10 +75,9 @@ class Pool:
     `reserve` has made room for all of them first.
     """
 
-    def __init__(self, device: torch.device, seed: int = 0) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self.flats: dict[Area, Tensor] = {}
-        self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         # The latest results of all calls: those that were let go would be written over.
         self._held: deque[tuple[object, int]] = deque()
@@ -115,9 +114,9 @@ class Pool:
         return empty.set_(flat.untyped_storage(), offset, spec.shape, spec.stride)
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """The source of random numbers for tensors on a device, seeded by the pool's seed."""
+        """The source of random numbers for tensors on a device, always from the same seed."""
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+            self._generators[device] = torch.Generator(device).manual_seed(0)
         return self._generators[device]
 
     def rotating(

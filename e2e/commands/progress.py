@@ -10,8 +10,8 @@ from rich.console import Console
 
 from e2e.case import TrainCase
 from e2e.commands.job import Begun, Stage
-from e2e.report.arms import in_words
 from e2e.report.run_report import cells
+from e2e.report.variants import in_words
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Repeat, Training
 from microbench import fmt
@@ -155,15 +155,9 @@ class TrainProgress(LiveLine):
 
     _total: int
 
-    def __init__(
-        self,
-        console: Console,
-        *,
-        quiet: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
         super().__init__(console, 0, quiet=quiet)
-        self._left_s = TimeLeft(clock)
+        self._left_s = TimeLeft(time.monotonic)
         self._names: dict[str, str] = {}
         self._process = ""
 

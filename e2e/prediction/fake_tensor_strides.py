@@ -138,11 +138,6 @@ def _in_format_of(argument: int) -> Rule:
     return rule
 
 
-def _as_contiguous_as(argument: int) -> Rule:
-    """Contiguous where this argument is, be it channels-last as well; else as it was."""
-    return lambda out, args: _contiguous(out, args) if args[argument].is_contiguous() else out
-
-
 def _contiguous(out: Tensor, args: Sequence[Any]) -> Tensor:
     return torch.empty_like(out, memory_format=torch.contiguous_format)
 
@@ -170,7 +165,6 @@ RULES: dict[str, Rule] = {
     "aten.native_layer_norm_backward.default": _contiguous,
 }
 CPU_RULES: dict[str, Rule] = {  # CUDA's kernels of these do otherwise
-    "aten.native_dropout.default": _as_contiguous_as(0),
     "aten.native_dropout_backward.default": _as_sum_of(0, 1),
     "aten.native_batch_norm.default": _in_format_of(0),
     "aten.native_group_norm.default": _in_format_of(0),

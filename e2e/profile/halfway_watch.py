@@ -26,7 +26,6 @@ import importlib.util
 import inspect
 import json
 import os
-import platform
 import re
 import runpy
 import statistics
@@ -434,9 +433,7 @@ class Watch:
         facts = {
             "version": VERSION,
             "torch": torch.__version__,
-            "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if cuda else "cpu",
-            "capability": list(torch.cuda.get_device_capability()) if cuda else None,
             "unit": self.unit,
             "bare_s": self.bare_s,
             "lead_in": LEAD_IN,
@@ -444,9 +441,7 @@ class Watch:
             # Torch does not tell where a script mixes its older and newer names.
             "allow_tf32": _or_none(lambda: bool(backends.cuda.matmul.allow_tf32)) if cuda else None,
             "cudnn_allow_tf32": _or_none(lambda: bool(backends.cudnn.allow_tf32)),
-            "matmul_precision": _or_none(torch.get_float32_matmul_precision),
             "cudnn_benchmark": bool(backends.cudnn.benchmark),
-            "memory_peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
             "rank": _rank(),
             "compiled": compiled(),

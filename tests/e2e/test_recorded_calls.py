@@ -116,7 +116,6 @@ ACTS: dict[str, Act] = {
     "layer_norm": layer_norm_backward,
 }
 CPU_ACTS: dict[str, Act] = {
-    "dropout": lambda x, like: ATEN.native_dropout(x, 0.5, True),
     "dropout backward": lambda grad, x: ATEN.native_dropout_backward(grad, x > 0, 2.0),
     "batch_norm": batch_norm,
     "batch_norm backward": batch_norm_backward,
