@@ -320,6 +320,7 @@ def test_a_turn_has_the_host_speed_of_its_time_and_no_number_is_no_result() -> N
     left: list[float] = []
     fp32, fp16 = timed("gpt-tiny", ("fp32", "fp16"), 1.5, None, left.append, spoilt="fp16")
     assert (fp32.status, fp32.reason) == ("ok", None)
+    assert (fp32.unit, fp32.step_units) == ("tok", 4 * 64)
     assert fp32.steps
     assert (fp16.status, fp16.steps, fp16.phases) == ("failed", None, ())
     assert fp16.reason.startswith("its weights are not finite after ")
