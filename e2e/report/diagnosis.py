@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from e2e.profile.causes import Cause, Gain
 from e2e.profile.compare import Aligned, Ranks
@@ -44,14 +43,8 @@ def report(data: Json) -> Report:
         *chain.from_iterable(map(_product_parts, diagnosis.runs)),
     ]
     answer = _no_verdict(last, ruined) if ruined else list(_answer(diagnosis))
-    command: Any = data.get("command")
     return Report(
         f"{last.name} on {last.device}", answer, parts,
-        facts={
-            "command": " ".join(map(str, command)) if command else "",
-            "finished": data.get("finished_at"), "halfway": data.get("halfway"),
-            "torch": last.torch,
-        },
         raw=[raw],
     )  # fmt: skip
 

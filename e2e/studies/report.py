@@ -78,7 +78,7 @@ def _report(study: Study, cells: Sequence[Cell], run: Run | None) -> Report:
             f"Study {study.name}, profile {study.run[0].profile}, data: {data}; "
             f"{fmt.count(len(measured), 'cell')} measured.",
         ],
-        facts={**run.device, **run.software} if run else {},
+        device=device,
         raw=[(list(raw[0]) if raw else [], raw)],
     )  # fmt: skip
 

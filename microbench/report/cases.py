@@ -213,6 +213,16 @@ def _with_signs(part: Part) -> Part:
     return replace(part, below=[*part.below, *filter(None, [signs])])
 
 
+def shortened(part: Part, most: int) -> list[Part]:
+    """The first rows, and the columns that are always there, for the screen; all for --verbose."""
+    if len(part.rows) <= most:
+        return [part]
+    columns = [column for column in part.columns if not column.drop]
+    below = [*part.below, f"and {len(part.rows) - most} more: --verbose"]
+    cut = replace(part, columns=columns, rows=part.rows[:most], below=below, level=DEFAULT)
+    return [cut, replace(part, level=VERBOSE)]
+
+
 def library_table(compared: Sequence[verdict.Summary], which: str) -> Part:
     """Kernels against the better library: a row for each precision and what else is apart."""
     columns = [

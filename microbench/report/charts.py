@@ -345,14 +345,14 @@ PAGE = b"""<!doctype html>
 """
 
 
-def check_chart_path(path: Path, *, overwrite: bool | None = None) -> None:
+def check_chart_path(path: Path) -> None:
     """UserError for an unknown format, a missing library, or a file that cannot be written.
 
     Call it before measuring.
     """
     _suffix(path)
     library()
-    check_writable(path, "--chart", overwrite=overwrite)
+    check_writable(path, "--chart")
 
 
 def write_chart(chart: Any, path: Path) -> None:

@@ -251,28 +251,19 @@ def _gain(by_setting: Sequence[verdict.Payoff], times: str) -> str:
 
 
 def _highest(run: Run, unclear: dict[str, float]) -> list[str]:
-    """The highest rates, of precisions that are compared with no other; of one, where."""
-    known: list[str] = []
-    for best in _best(run):
-        name = best.case.precision_name
-        if name in verdict.precisions_of(run).asked and best.ruined_pct:
+    """The highest rate of each precision that is known well; of one precision, where."""
+    texts: list[str] = []
+    asked = verdict.precisions_of(run).asked
+    for name in asked:
+        rated = [r for r in run.results if r.flop_per_s and r.case.precision_name == name]
+        best = max(rated, key=lambda r: (not r.ruined_pct, r.flop_per_s), default=None)
+        if best and best.ruined_pct:
             unclear[name] = best.ruined_pct
-        elif name in verdict.precisions_of(run).asked:
-            unit = verdict.rate_unit([best])
-            at = f" at {best.case.problem.size} {best.case.problem.layout} by {best.case.backend}"
-            rate = f"{unit.text(best.flop_per_s or 0.0)} {unit.name}"
-            known.append(f"{name} {rate}{at * (len(verdict.precisions_of(run).asked) == 1)}")
-    return [f"highest rate: {', '.join(known)}"] if known else []
-
-
-def _best(run: Run) -> list[Result]:
-    """The highest rate of each precision; one that is known well, where there is one."""
-    best: dict[str, Result] = {}
-    for result in sorted(run.results, key=lambda r: (not r.ruined_pct, r.flop_per_s or 0.0)):
-        if result.flop_per_s:
-            best[result.case.precision_name] = result
-    names = dict.fromkeys(result.case.precision_name for result in run.results)
-    return [best[name] for name in names if name in best]
+        elif best:
+            unit, problem = verdict.rate_unit([best]), best.case.problem
+            at = f" at {problem.size} {problem.layout} by {best.case.backend}" * (len(asked) == 1)
+            texts.append(f"{name} {unit.text(best.flop_per_s or 0.0)} {unit.name}{at}")
+    return [f"highest rate: {', '.join(texts)}"] if texts else []
 
 
 def _range(by_setting: Sequence[verdict.Payoff]) -> str:
@@ -359,27 +350,17 @@ def _tables(run: Run) -> list[Part]:
     ]  # fmt: skip
     one_setting = len({verdict.subject_of(result, run) for result in shown}) == 1
     if (calls := _calls(run)) and not own:
-        return [*_shortened(_sizes(run, calls), MOST_ROWS), replace(settings, level=VERBOSE)]
+        return [*cases.shortened(_sizes(run, calls), MOST_ROWS), replace(settings, level=VERBOSE)]
     if (own and len(own) <= 2 * MOST_ROWS) or (one_setting and len(shown) <= MOST_ROWS):
         return [_sizes(run, shown), replace(others, level=VERBOSE)]
     if maps and not own:
         (*_, first), *_ = maps
         hardest = {key: some for key, some in maps.items() if key[-1] == first}
-        cut, *_ = _shortened(payoff_report.starts_table(hardest), MOST_SETTINGS)
+        cut, *_ = cases.shortened(payoff_report.starts_table(hardest), MOST_SETTINGS)
         return [cut, *(replace(part, level=VERBOSE) for part in (settings, others))]
     if others.rows:
-        return _shortened(others, MOST_SETTINGS)
-    return _shortened(_sizes(run, shown), MOST_ROWS)
-
-
-def _shortened(part: Part, most: int) -> list[Part]:
-    """The first rows, and the columns that are always there, for the screen; all for --verbose."""
-    if len(part.rows) <= most:
-        return [part]
-    columns = [column for column in part.columns if not column.drop]
-    below = [f"and {len(part.rows) - most} more: --verbose"]
-    cut = replace(part, columns=columns, rows=part.rows[:most], below=below)
-    return [cut, replace(part, level=VERBOSE)]
+        return cases.shortened(others, MOST_SETTINGS)
+    return cases.shortened(_sizes(run, shown), MOST_ROWS)
 
 
 def _sizes(run: Run, results: Sequence[Result]) -> Part:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from microbench import fmt
@@ -79,16 +79,15 @@ def nothing_to_draw() -> Any:
 class Report:
     """What a file says, whatever kind it is. The first line of the answer is the finding.
 
-    `about` are the device, the software and the conditions; `facts` the command and the
-    environment. `raw` is what CSV has, for each kind of results. `chart` makes an Altair chart;
-    UserError where there is nothing to draw.
+    `about` are the device, the software, the conditions and the command. `raw` is what CSV has, for
+    each kind of results. `chart` makes an Altair chart; UserError where there is nothing to draw.
     """
 
     title: str = ""
     answer: Sequence[Line] = ()
     parts: Sequence[Part] = ()
     about: Sequence[str] = ()
-    facts: Mapping[str, object] = field(default_factory=dict[str, object])
+    device: str = ""
     raw: Sequence[Raw] = ()
     chart: Callable[[], Any] = nothing_to_draw
 

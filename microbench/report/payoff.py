@@ -16,7 +16,7 @@ from kernels.linear import Linear
 from kernels.op import Op
 from microbench import fmt
 from microbench.report import cases, charts
-from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
+from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Ratio, Run
 from microbench.verdict import RUINED, Payoff, payoffs, precisions_of, subject_of
 
@@ -225,12 +225,8 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
         every = [Row(rows[key]) for key in sorted(rows, key=lambda key: (-key[0], _area(key[1])))]
         found = sorted(ends.get(name, {}).items(), reverse=True)
         below = [f"break-even, by in x out, at {n} tokens: {', '.join(ways)}" for n, ways in found]
-        whole = Part(f"{name}: times as fast as bf16", columns, every, below, VERBOSE)
-        parts.append(whole)
-        if len(parts) == 1:
-            more = [f"and {len(every) - MOST_ROWS} more: --verbose"] * (len(every) > MOST_ROWS)
-            some = replace(whole, rows=every[:MOST_ROWS], below=[*below, *more], level=DEFAULT)
-            parts = [some, *([whole] if more else [])]
+        whole = Part(f"{name}: times as fast as bf16", columns, every, below)
+        parts += [replace(whole, level=VERBOSE)] if parts else cases.shortened(whole, MOST_ROWS)
     return parts
 
 

@@ -44,7 +44,7 @@ def report_of(run: Run) -> parts.Report:
         answer=[*whole.answer, *doubtful, *parts.doubts(load, len(run.entries))],
         parts=[*whole.parts, parts.Part("Notes on the data", below=notes, level=parts.VERBOSE)],
         about=_about(run, whole.about),
-        facts=_facts(run),
+        device=run.device_name,
     )
 
 
@@ -58,7 +58,7 @@ def report_of_document(document: Document, data: Json) -> parts.Report:
     facts = {name: data.get(name) for name in names}
     at = data.get(when)
     run = decode(Run, {**facts, "started_at": at, "finished_at": at}, "")
-    return replace(made, title=title, about=_about(run, made.about), facts=_facts(run))
+    return replace(made, title=title, about=_about(run, made.about), device=run.device_name)
 
 
 def report_of_file(path: Path) -> parts.Report:
@@ -77,7 +77,7 @@ def report_of_file(path: Path) -> parts.Report:
 
 def overview(reports: Mapping[str, parts.Report]) -> parts.Report:
     """What several files, by name, say: each its finding, below its name."""
-    cards = list(dict.fromkeys(str(report.facts.get("name") or "") for report in reports.values()))
+    cards = list(dict.fromkeys(report.device for report in reports.values()))
     title = ", ".join(filter(None, [fmt.count(len(reports), "file"), *cards]))
     findings = [parts.Part(name, below=[report.finding]) for name, report in reports.items()]
     return parts.Report(title, [parts.Line("", title)], findings)
@@ -106,9 +106,3 @@ def _about(run: Run, conditions: Sequence[str]) -> list[str]:
     ]
     when = run.started_at.replace("T", " ").replace("+00:00", " UTC")
     return [", ".join(machine), ", ".join([*conditions, when]), f"$ {' '.join(run.command)}"]
-
-
-def _facts(run: Run) -> Mapping[str, object]:
-    """The command, and what was measured on and with."""
-    facts = {"command": " ".join(run.command), **run.device, **run.software, **run.settings}
-    return {name: value for name, value in facts.items() if value not in (None, {}, [])}

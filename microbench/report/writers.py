@@ -142,7 +142,6 @@ def _section(name: str, report: parts.Report, several: bool, *, drawn: bool) -> 
         "name": fmt.clean(name), "finding": report.finding, "chart": chart, "parts": shown,
         "about": [*([report.title] if several else []), *map(fmt.clean, report.about), *about],
         "answer": [parts.Line(line.label, fmt.clean(line.text)) for line in report.answer],
-        "facts": [(fmt.clean(fact), fmt.clean(value)) for fact, value in report.facts.items()],
         "csv": to_csv(report) if report.raw else "",
     }  # fmt: skip
 
