@@ -9,18 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 
-from e2e.report.arms import (
-    SHORT_WORDS,
-    Group,
-    View,
-    grouped,
-    in_words,
-    is_generated,
-    reason,
-    reference,
-    step_word,
-    trains,
-)
 from e2e.report.figures import bottleneck, noun, ratio, times
 from e2e.report.ledger import (
     MOST_RESIDUAL,
@@ -36,6 +24,18 @@ from e2e.report.ledger import (
     unexplained,
 )
 from e2e.report.trainings import exposed, fastest, is_bf16_again
+from e2e.report.variants import (
+    SHORT_WORDS,
+    Group,
+    View,
+    grouped,
+    in_words,
+    is_generated,
+    reason,
+    reference,
+    step_word,
+    trains,
+)
 from e2e.results.baselines import STRONG, scaling
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import Cause, Training
@@ -59,10 +59,10 @@ def answer(run: Run, view: View) -> list[Line]:
     device = run.device_name
     ruined = [group for group in view.groups if group.ruined_pct]
     sound = view.only(
-        lambda arm: not view.group_of(arm).ruined_pct and not contradicted(view, arm)
-        and not is_bf16_again(view, arm)
+        lambda t: not view.group_of(t).ruined_pct and not contradicted(view, t)
+        and not is_bf16_again(view, t)
     )  # fmt: skip
-    best = best_arms(sound)
+    best = best_variants(sound)
     doubtful, scaling = [*_no_verdicts(view, ruined, "" if best else device)], [*_scaling(sound)]
     sentences = [
         *_lost(view),
@@ -100,23 +100,23 @@ def _within(lines: list[Line], most: int) -> list[Line]:
     return lines
 
 
-def best_arms(view: View) -> list[Training]:
-    """The arms of the recipe that is fastest against its baseline, at every batch and network; the
-    one with the highest throughput is last. Without baselines the fastest arm.
+def best_variants(view: View) -> list[Training]:
+    """The variants of the recipe that is fastest against its baseline, at every batch and network;
+    the one with the highest throughput is last. Without baselines the fastest variant.
     """
-    sound = [arm for arm in view.arms if arm.steps and not view.is_lost(arm)]
-    timed = sorted(sound, key=lambda arm: arm.per_s or 0.0)
-    rungs = [arm for arm in sound if arm.rung is not None and "first" in arm.speedup]
+    sound = [t for t in view.variants if t.steps and not view.is_lost(t)]
+    timed = sorted(sound, key=lambda t: t.per_s or 0.0)
+    rungs = [t for t in sound if t.rung is not None and "first" in t.speedup]
     by_label = grouped(
-        (view.label(arm), arm)
-        for arm in timed
-        if not view.is_baseline(arm) and arm.rung is None and arm.speedup
+        (view.label(t), t)
+        for t in timed
+        if not view.is_baseline(t) and t.rung is None and t.speedup
     )
 
-    def gain(arms: Sequence[Training]) -> float:
+    def gain(variants: Sequence[Training]) -> float:
         """The geometric mean over the first baseline that each has."""
-        names = (next(n for n in (*view.compared, *a.speedup) if n in a.speedup) for a in arms)
-        return geometric_mean(a.speedup[n].ratio for a, n in zip(arms, names, strict=True))
+        names = (next(n for n in (*view.compared, *a.speedup) if n in a.speedup) for a in variants)
+        return geometric_mean(a.speedup[n].ratio for a, n in zip(variants, names, strict=True))
 
     return max(by_label.values(), key=gain, default=rungs[-1:] or timed[-1:])
 
@@ -131,60 +131,62 @@ def _speeds(view: View, best: Sequence[Training], device: str, *, rate: bool) ->
     if best[-1].speedup and not view.is_baseline(best[-1]):
         yield f"{_speed(view, best)} ({where_of(view, best, device)})"
     elif rate:
-        arm = best[-1]
-        text = f"{view.label(arm)} {trains(arm)} {fmt.throughput(arm.per_s or 0.0)} {arm.unit}/s"
-        yield f"{text} ({where_of(view, [arm], device)})"
+        last = best[-1]
+        text = (
+            f"{view.label(last)} {trains(last)} {fmt.throughput(last.per_s or 0.0)} {last.unit}/s"
+        )
+        yield f"{text} ({where_of(view, [last], device)})"
 
 
-def _speed(view: View, arms: Sequence[Training]) -> str:
+def _speed(view: View, variants: Sequence[Training]) -> str:
     """ "amp trains 1.95 ±0.02 times as fast as tf32, 5.74 ±0.01 times as fast as fp32"."""
-    present = dict.fromkeys(name for arm in arms for name in arm.speedup)
+    present = dict.fromkeys(name for t in variants for name in t.speedup)
     compared = sorted(present, key=[*view.compared, *present].index)
     clauses, same = list[str](), list[str]()
     slower = True
     for name in compared:
-        ratios = [(arm.speedup[name], arm) for arm in arms if name in arm.speedup]
+        ratios = [(t.speedup[name], t) for t in variants if name in t.speedup]
         title = view.title(name)
         if all(ratio.no_difference for ratio, _ in ratios):
             same.append(f"{title} ({fmt.ratio(ratios[0][0])})")
             slower = False
             continue
-        clear = [(ratio, arm) for ratio, arm in ratios if not ratio.no_difference]
+        clear = [(ratio, t) for ratio, t in ratios if not ratio.no_difference]
         low, high = (pick(clear, key=lambda pair: pair[0].ratio) for pick in (min, max))
         slower = slower and high[0].ratio < 1
         ends = [times(low[0])]
         if len(ratios) > 1:
-            ends = [f"{times(r)} ({view.where(arm)})" for r, arm in (low, high)]
+            ends = [f"{times(r)} ({view.where(t)})" for r, t in (low, high)]
         unclear = len(ratios) - len(clear)
         none = f" (no difference in {unclear} of {len(ratios)})" * bool(unclear)
         clauses.append(f"{' to '.join(dict.fromkeys(ends))} times as fast as {title}{none}")
     alike = f"no difference measured from {fmt.joined(same)}" if same else ""
     if not clauses:
-        return f"{view.label(arms[0])}: {alike}"
-    verb = f"{'is slower: it ' * slower}{trains(arms[0])}"
+        return f"{view.label(variants[0])}: {alike}"
+    verb = f"{'is slower: it ' * slower}{trains(variants[0])}"
     clauses += [alike] * bool(same)
-    return f"{view.label(arms[0])} {verb} {', '.join(clauses)}"
+    return f"{view.label(variants[0])} {verb} {', '.join(clauses)}"
 
 
-def _memory(view: View, arm: Training, name: str) -> str:
+def _memory(view: View, variant: Training, name: str) -> str:
     """ "0.52 of the memory" of this baseline; "" where it is the same or not known."""
-    base = reference(arm, name, view.group_of(arm))
-    if base is None or base is arm or not base.memory_peak_bytes:
+    base = reference(variant, name, view.group_of(variant))
+    if base is None or base is variant or not base.memory_peak_bytes:
         return ""
-    share = (arm.memory_peak_bytes or 0) / base.memory_peak_bytes
+    share = (variant.memory_peak_bytes or 0) / base.memory_peak_bytes
     if not share or abs(share - 1) <= SAME_SHARE:
         return ""
     return f"{share:.2f}{' times' if share > 1 else ' of'} the memory"
 
 
-def where_of(view: View, arms: Sequence[Training], device: str) -> str:
-    """What these arms share, and the device: "resnet50, batch 256, NVIDIA H200"; what their labels
-    have is left out.
+def where_of(view: View, variants: Sequence[Training], device: str) -> str:
+    """What these variants share, and the device: "resnet50, batch 256, NVIDIA H200"; what their
+    labels have is left out.
     """
-    data = ["data"] * (is_generated(arms[0].case) and arms[0].case.data != "synthetic")
+    data = ["data"] * (is_generated(variants[0].case) and variants[0].case.data != "synthetic")
     parts: list[str] = []
     for name in (*(name for name in WHERE if name not in view.within), *data):
-        texts = list(dict.fromkeys(text for arm in arms for text in in_words(arm.case, [name])))
+        texts = list(dict.fromkeys(text for t in variants for text in in_words(t.case, [name])))
         if name == "network" and len(texts) > 1:
             parts.append(fmt.count(len(texts), "network"))
         elif len(texts) == 1:
@@ -198,50 +200,50 @@ def _lost(view: View) -> Iterator[str]:
     if untaught:
         titles = [group.title for group in untaught if len(untaught) < len(view.groups)]
         where = f" ({fmt.listed(titles, MOST_NAMED)})" * bool(titles)
-        clearly = "clearly " * any(arm.converged for group in untaught for arm in group.arms)
-        why = next(arm.convergence for arm in untaught[0].arms if arm.converged is False)
+        clearly = "clearly " * any(t.converged for group in untaught for t in group.variants)
+        why = next(t.convergence for t in untaught[0].variants if t.converged is False)
         yield (
             f"No recipe {clearly}learned{where}, so no speed is a gain: "
             f"{why or 'no reason given'}; train longer"
         )
-    lost = [arm for arm in view.arms
-            if arm.converged is False and not view.group_of(arm).taught_nothing]  # fmt: skip
+    lost = [t for t in view.variants
+            if t.converged is False and not view.group_of(t).taught_nothing]  # fmt: skip
     if lost:
-        named = fmt.listed([view.named(arm) for arm in lost], MOST_NAMED)
+        named = fmt.listed([view.named(t) for t in lost], MOST_NAMED)
         why = lost[0].convergence or "no reason given"
         whose = "their" if len(lost) > 1 else "its"
         yield f"{named} DID NOT CONVERGE ({why}): {whose} speed is no gain"
 
 
 def _no_verdicts(view: View, ruined: Sequence[Group], device: str) -> Iterator[str]:
-    """Groups whose intervals are too wide, and arms whose rounds and steps disagree."""
+    """Groups whose intervals are too wide, and variants whose rounds and steps disagree."""
     if ruined:
         widest = max(ruined, key=lambda group: group.ruined_pct)
-        names = [view.label(arm) for arm in widest.arms if arm.steps]
+        names = [view.label(t) for t in widest.variants if t.steps]
         named = fmt.joined(names) if len(names) <= MOST_NAMED else f"{len(names)} recipes"
         more = f", nor in {fmt.count(len(ruined) - 1, 'other comparison')}" * (len(ruined) > 1)
         yield (
-            f"{NO_VERDICT} on {named} ({where_of(view, widest.arms, device)}){more}: "
+            f"{NO_VERDICT} on {named} ({where_of(view, widest.variants, device)}){more}: "
             f"intervals of up to ±{fmt.number(widest.ruined_pct)} % are too wide"
         )
-    apart = [(arm, name) for arm in view.arms if not view.group_of(arm).ruined_pct
-             and (name := contradicted(view, arm))]  # fmt: skip
-    for arm, name in apart[:1]:
-        base = reference(arm, name, view.group_of(arm))
+    apart = [(t, name) for t in view.variants if not view.group_of(t).ruined_pct
+             and (name := contradicted(view, t))]  # fmt: skip
+    for variant, name in apart[:1]:
+        base = reference(variant, name, view.group_of(variant))
         assert base
         assert base.step_s
-        assert arm.step_s
+        assert variant.step_s
         more = f"; {len(apart) - 1} more" if len(apart) > 1 else ""
         yield (
-            f"{NO_VERDICT} on {view.named(arm)} against {view.title(name)}: by their rounds it "
-            f"is {times(arm.speedup[name])} times as fast, by their steps "
-            f"{base.step_s / arm.step_s:.2f}{more}"
+            f"{NO_VERDICT} on {view.named(variant)} against {view.title(name)}: by their rounds it "
+            f"is {times(variant.speedup[name])} times as fast, by their steps "
+            f"{base.step_s / variant.step_s:.2f}{more}"
         )
 
 
 def _ladder(view: View, group: Group, device: str) -> Iterator[str]:
     """From the first rung to the last."""
-    rungs = [arm for arm in group.arms if "first" in arm.speedup and not view.is_lost(arm)]
+    rungs = [t for t in group.variants if "first" in t.speedup and not view.is_lost(t)]
     last = rungs[-1] if rungs else None
     base = reference(last, "first", group) if last else None
     if last and base:
@@ -254,12 +256,12 @@ def _ladder(view: View, group: Group, device: str) -> Iterator[str]:
 
 def _scaling(view: View) -> Iterator[str]:
     """ "amp: efficiency 0.95 ±0.01 on 2 GPUs, 0.94 ±0.01 on 4 (weak scaling)", a line a recipe."""
-    by_arm = grouped(
+    by_recipe = grouped(
         ((" ".join(in_words(row.many.case, ("recipe", "compress"))), row.kind), row)
-        for row in scaling(view.arms)
+        for row in scaling(view.variants)
         if not view.is_lost(row.many)
     )
-    for (name, kind), rows in by_arm.items():
+    for (name, kind), rows in by_recipe.items():
         each = [f"{ratio(row.efficiency)} on {row.many.case.gpus} GPUs" for row in rows]
         network, batch = rows[0].many.case.network, f"batch {rows[0].one.case.batch}"
         batch = f"global {batch}" if kind == STRONG else f"{batch} a GPU"
@@ -269,8 +271,8 @@ def _scaling(view: View) -> Iterator[str]:
 
 def _exchanges(view: View) -> Iterator[str]:
     """What the exchange of gradients adds to the step of the most GPUs."""
-    rows = [row.many for row in scaling(view.arms) if row.many.exchange]
-    most = max(rows, key=lambda arm: arm.case.gpus, default=None)
+    rows = [row.many for row in scaling(view.variants) if row.many.exchange]
+    most = max(rows, key=lambda t: t.case.gpus, default=None)
     if most and most.exchange and most.step_s:
         adds = f"{exposed(most.exchange)} of {fmt.milliseconds(most.step_s)} ms"
         yield f"exchanging gradients adds {adds} to a step on {most.case.gpus} GPUs"
@@ -278,9 +280,9 @@ def _exchanges(view: View) -> Iterator[str]:
 
 def _failed(view: View) -> Iterator[str]:
     """Recipes that failed, and why; each reason once."""
-    failed = [arm for arm in view.arms if arm.status == "failed"]
-    for why, arms in grouped((reason(arm), arm) for arm in failed).items():
-        yield f"{fmt.listed([view.named(arm) for arm in arms], MOST_NAMED)} FAILED: {why}"
+    failed = [t for t in view.variants if t.status == "failed"]
+    for why, variants in grouped((reason(t), t) for t in failed).items():
+        yield f"{fmt.listed([view.named(t) for t in variants], MOST_NAMED)} FAILED: {why}"
 
 
 # ---------------------------------------------------------------- why, and what to do
@@ -313,14 +315,14 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
         yield Line("Do", do)
 
 
-def _ledger(view: View, arm: Training) -> str:
+def _ledger(view: View, variant: Training) -> str:
     """ "of 241 ms a step in fp32 amp saves 199: convolutions -154, layout changes -24.3, ..." """
-    first, *between, last = arm.ledger
+    first, *between, last = variant.ledger
     terms = sorted((line for line in between if line.term != RESIDUAL), key=lambda x: -abs(x.ms))
     parts = [f"{term_words(line.term)} {line.ms:+.3g}" for line in terms[:MOST_TERMS] if line.ms]
     rest_ms = sum(line.ms for line in between if line.term == RESIDUAL)
-    label, saved_ms = view.named(arm), first.ms - last.ms
-    whole = f"{fmt.hundredths(first.ms)} ms a {step_word(arm)} in {base_words(arm)}"
+    label, saved_ms = view.named(variant), first.ms - last.ms
+    whole = f"{fmt.hundredths(first.ms)} ms a {step_word(variant)} in {base_words(variant)}"
     start = f"of {whole} {label} saves {fmt.hundredths(saved_ms)}"
     if saved_ms <= 0:
         start = f"{label} takes {fmt.hundredths(-saved_ms)} ms more than the {whole}"
@@ -329,12 +331,12 @@ def _ledger(view: View, arm: Training) -> str:
 
 def _bottlenecks(view: View, best: Training, *, many: bool) -> str:
     """Of many comparisons how often each is the bottleneck; else that of the best."""
-    timed = [arm for arm in view.arms if arm.steps and arm.limit]
+    timed = [t for t in view.variants if t.steps and t.limit]
     word = bottleneck(best.limit)
-    if len({arm.limit for arm in timed}) == 1 and len(timed) > 1:
+    if len({t.limit for t in timed}) == 1 and len(timed) > 1:
         return f"{'the ' * (best.limit == 'gpu')}{word} is the bottleneck of every recipe"
     if many:
-        counts = Counter(bottleneck(arm.limit) for arm in timed if not view.is_baseline(arm))
+        counts = Counter(bottleneck(t.limit) for t in timed if not view.is_baseline(t))
         times = (f"{name} {count}" for name, count in counts.most_common())
         return f"bottlenecks of the recipes asked for: {', '.join(times)}"
     return f"bottleneck of {view.named(best)}: {word}"
@@ -376,26 +378,30 @@ def _use(view: View, best: Training) -> str:
 
 def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
     """Warnings, what is unexplained or not judged, and data that are not real."""
-    warned = doubts(warnings_of(view), len(view.arms), most=1)
+    warned = doubts(warnings_of(view), len(view.variants), most=1)
     sentences: list[str] = []
-    for arm in best[-1:]:
-        if has_ledger(arm) and is_sound(view, arm) and unexplained(arm)[0] > MOST_RESIDUAL:
+    for variant in best[-1:]:
+        if (
+            has_ledger(variant)
+            and is_sound(view, variant)
+            and unexplained(variant)[0] > MOST_RESIDUAL
+        ):
             sentences.append(
-                f"{100 * unexplained(arm)[0]:.0f} % of a step is unexplained: trust no term"
+                f"{100 * unexplained(variant)[0]:.0f} % of a step is unexplained: trust no term"
             )
-    unjudged = [arm for arm in view.arms
-                if arm.converged is None and arm.convergence and not view.is_lost(arm)]  # fmt: skip
-    for why, arms in grouped((arm.convergence or "", arm) for arm in unjudged).items():
-        named = fmt.listed([view.named(arm) for arm in arms], 2)
+    unjudged = [t for t in view.variants
+                if t.converged is None and t.convergence and not view.is_lost(t)]  # fmt: skip
+    for why, variants in grouped((t.convergence or "", t) for t in unjudged).items():
+        named = fmt.listed([view.named(t) for t in variants], 2)
         sentences.append(f"convergence of {named} not judged: {why}")
-    made = [arm for arm in best[-1:] if arm.case.data == "synthetic" and not arm.case.evaluation]
-    for arm in made:
-        names = {other.case.network for other in view.arms}
-        word = f" {arm.case.network}" if len(names) == 1 else ""
+    made = [t for t in best[-1:] if t.case.data == "synthetic" and not t.case.evaluation]
+    for variant in made:
+        names = {other.case.network for other in view.variants}
+        word = f" {variant.case.network}" if len(names) == 1 else ""
         sentences.append(f"synthetic data: a loader may be slower (halfway stalls{word})")
     return [*warned, *(Line("Doubt", sentence) for sentence in sentences)][:MOST_DOUBTS]
 
 
 def warnings_of(view: View) -> list[tuple[Warning, str]]:
-    """Every warning with its arm."""
-    return [(warning, view.named(arm)) for arm in view.arms for warning in arm.warnings]
+    """Every warning with its variant."""
+    return [(warning, view.named(t)) for t in view.variants for warning in t.warnings]

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from e2e.case import SHORT
-from e2e.report.arms import SHORT_WORDS, View, reference, step_word
+from e2e.report.variants import SHORT_WORDS, View, reference, step_word
 from e2e.results.baselines import BASELINES
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import Cause, LedgerLine, Training
@@ -60,32 +60,32 @@ class Change:
     whole: bool = False
 
 
-def has_ledger(arm: Training) -> bool:
-    """Whether the arm has a ledger of finite times."""
-    return len(arm.ledger) > 1 and all(math.isfinite(line.ms) for line in arm.ledger)
+def has_ledger(variant: Training) -> bool:
+    """Whether the variant has a ledger of finite times."""
+    return len(variant.ledger) > 1 and all(math.isfinite(line.ms) for line in variant.ledger)
 
 
-def base_name(arm: Training) -> str:
+def base_name(variant: Training) -> str:
     """The name of the ledger's baseline: "fp32"."""
-    first = fmt.clean(arm.ledger[0].term) if arm.ledger else ""
-    return fmt.clean(arm.ledger_base or "") or first.removesuffix(" step") or "the baseline"
+    first = fmt.clean(variant.ledger[0].term) if variant.ledger else ""
+    return fmt.clean(variant.ledger_base or "") or first.removesuffix(" step") or "the baseline"
 
 
-def base_words(arm: Training) -> str:
+def base_words(variant: Training) -> str:
     """The same, where the baseline is float32 with how long algorithms were searched."""
-    short = arm.case.search == SHORT and arm.ledger_base in BASELINES["fp32"]
-    return base_name(arm) + SHORT_WORDS * short
+    short = variant.case.search == SHORT and variant.ledger_base in BASELINES["fp32"]
+    return base_name(variant) + SHORT_WORDS * short
 
 
-def ledger_title(view: View, arm: Training) -> str:
+def ledger_title(view: View, variant: Training) -> str:
     """ "From fp32 to amp (batch 256): where the time of a step goes, in ms"."""
-    what = f"where the time of a {step_word(arm)} goes, in ms"
-    return f"From {base_name(arm)} to {view.named(arm)}: {what}"
+    what = f"where the time of a {step_word(variant)} goes, in ms"
+    return f"From {base_name(variant)} to {view.named(variant)}: {what}"
 
 
-def changes(arm: Training, *, fold: bool) -> list[Change]:
-    """The rows of the arm's ledger, the whole steps last; `fold`: small terms share one."""
-    first, *between, last = arm.ledger
+def changes(variant: Training, *, fold: bool) -> list[Change]:
+    """The rows of the variant's ledger, the whole steps last; `fold`: small terms share one."""
+    first, *between, last = variant.ledger
     rows = [_change(line) for line in between]
     if fold:
         least_ms = SMALL_SHARE * first.ms
@@ -104,7 +104,7 @@ def changes(arm: Training, *, fold: bool) -> list[Change]:
             rows.insert(place, Change(OTHERS, *sums))  # pyright: ignore[reportArgumentType]
             rows = [row for row in rows if row not in small]
     whole = Change(
-        step_word(arm), first.ms, last.ms, last.ms - first.ms, whole=True, source=last.source
+        step_word(variant), first.ms, last.ms, last.ms - first.ms, whole=True, source=last.source
     )
     return [*rows, whole]
 
@@ -123,9 +123,9 @@ def _change(line: LedgerLine) -> Change:
     return replace(plain, base_ms=base_ms, other_ms=other_ms, where=fmt.clean(where))
 
 
-def unexplained(arm: Training) -> tuple[float, float]:
+def unexplained(variant: Training) -> tuple[float, float]:
     """The shares that its ledger does not explain: at most of a step, and of the difference."""
-    *rows, whole = changes(arm, fold=False)
+    *rows, whole = changes(variant, fold=False)
     rest = [row for row in rows if row.term == RESIDUAL]
     of_steps = [
         abs(ms) / step_ms
@@ -142,60 +142,60 @@ def unexplained(arm: Training) -> tuple[float, float]:
 # ---------------------------------------------------------------- the gate
 
 
-def gain(arm: Training) -> Ratio | None:
+def gain(variant: Training) -> Ratio | None:
     """The speed-up that its ledger explains, or the one over its slowest baseline."""
-    base = [name for name, recipes in BASELINES.items() if arm.ledger_base in recipes]
+    base = [name for name, recipes in BASELINES.items() if variant.ledger_base in recipes]
     return next(
-        (arm.speedup[n] for n in (*base, "fp32", "first", "tf32") if n in arm.speedup), None
+        (variant.speedup[n] for n in (*base, "fp32", "first", "tf32") if n in variant.speedup), None
     )
 
 
-def contradicted(view: View, arm: Training) -> str:
+def contradicted(view: View, variant: Training) -> str:
     """The baseline over which the ratio of the rounds and that of the steps say the opposite."""
-    group = view.group_of(arm)
-    for name, ratio in arm.speedup.items():
-        base = reference(arm, name, group)
-        if base is None or not base.step_s or not arm.step_s or ratio.no_difference:
+    group = view.group_of(variant)
+    for name, ratio in variant.speedup.items():
+        base = reference(variant, name, group)
+        if base is None or not base.step_s or not variant.step_s or ratio.no_difference:
             continue
-        if (base.step_s / arm.step_s - 1) * (ratio.ratio - 1) < 0:
+        if (base.step_s / variant.step_s - 1) * (ratio.ratio - 1) < 0:
             return name
     return ""
 
 
-def doubt_of(view: View, arm: Training) -> str:
+def doubt_of(view: View, variant: Training) -> str:
     """Why it is not said where its time goes, nor what limits it; "" where it may be said."""
-    if ruined_pct := view.group_of(arm).ruined_pct:
+    if ruined_pct := view.group_of(variant).ruined_pct:
         return f"intervals of up to ±{fmt.number(ruined_pct)} % are too wide"
-    if name := contradicted(view, arm):
+    if name := contradicted(view, variant):
         return f"the steps and the rounds disagree on whether it is faster than {name}"
-    ratio = gain(arm)
+    ratio = gain(variant)
     if ratio and ratio.no_difference:
         return SAME
-    if not has_ledger(arm):
+    if not has_ledger(variant):
         return ""
-    if ratio and (arm.ledger[0].ms / arm.ledger[-1].ms - 1) * (ratio.ratio - 1) < 0:
+    if ratio and (variant.ledger[0].ms / variant.ledger[-1].ms - 1) * (ratio.ratio - 1) < 0:
         return "the recorded steps and the rounds disagree on whether it is faster"
-    share = max(unexplained(arm))
+    share = max(unexplained(variant))
     if share > RUINED_RESIDUAL:
         much = f"{100 * share:.0f} %" if math.isfinite(share) else "all"
         return f"{much} is unexplained, the recorded steps are not like the timed ones"
     return ""
 
 
-def is_sound(view: View, arm: Training) -> bool:
+def is_sound(view: View, variant: Training) -> bool:
     """Whether what was measured is good enough to say where its time goes."""
-    return not doubt_of(view, arm)
+    return not doubt_of(view, variant)
 
 
 # ---------------------------------------------------------------- parts
 
 
-def ledger_part(view: View, arm: Training, doubt: str) -> Part:
+def ledger_part(view: View, variant: Training, doubt: str) -> Part:
     """A training's ledger: a row a term, with its time in both steps and the change, in ms.
 
     Under `doubt` it is for those who ask for ledgers.
     """
-    rows = changes(arm, fold=False)
+    rows = changes(variant, fold=False)
     longest = max(abs(rows[-1].base_ms or 0), abs(rows[-1].other_ms or 0))
     decimals = DIGITS - 1 - math.floor(math.log10(longest)) if longest > 0 else 0
     decimals = min(max(decimals, 0), MOST_DECIMALS)
@@ -209,39 +209,39 @@ def ledger_part(view: View, arm: Training, doubt: str) -> Part:
     items: list[Json] = [{"words": term_words(row.term), "row": row} for row in rows]
     columns = [
         Column("term", "words"),
-        Column(base_name(arm), "row.base_ms", ms, drop=1),
-        Column(view.label(arm), "row.other_ms", ms, drop=2),
+        Column(base_name(variant), "row.base_ms", ms, drop=1),
+        Column(view.label(variant), "row.other_ms", ms, drop=2),
         Column("change", "row.ms", lambda value: ms(value, "+")),
         Column("most in layers", "row.where", drop=4),
         Column("source", "row.source", drop=5),
     ]
     shown = [Row(item, style="bold" if item["row"].whole else "") for item in items]
-    below = account(arm)
+    below = account(variant)
     level = VERBOSE
     if doubt:
         below, level = [f"Do not trust it: {doubt}."], ASKED_FOR
-    return Part(ledger_title(view, arm), columns, shown, below, level, "ledger")
+    return Part(ledger_title(view, variant), columns, shown, below, level, "ledger")
 
 
-def account(arm: Training) -> list[str]:
+def account(variant: Training) -> list[str]:
     """Below a ledger: a remark where much is unexplained."""
-    share, _ = unexplained(arm)
+    share, _ = unexplained(variant)
     much = (
-        f"{100 * share:.0f} % of a {step_word(arm)} is unexplained: do not trust single terms (a "
-        f"good ledger leaves at most {100 * MOST_RESIDUAL:.0f} %)."
+        f"{100 * share:.0f} % of a {step_word(variant)} is unexplained: do not trust single terms "
+        f"(a good ledger leaves at most {100 * MOST_RESIDUAL:.0f} %)."
     )
     return [much] * (share > MOST_RESIDUAL)
 
 
-def causes_part(view: View, arm: Training) -> Part:
+def causes_part(view: View, variant: Training) -> Part:
     """The causes of a training, in the order of the file."""
     lines: list[str] = []
-    for number, cause in enumerate(arm.causes, 1):
+    for number, cause in enumerate(variant.causes, 1):
         why = f": {cause.why}" if fmt.clean(cause.why) else ""
         gained = gains(cause)
         fix = f" Try: {cause.fix} ({gained or 'not measured'})." if fmt.clean(cause.fix) else ""
         lines.append(f"{number}. {title_words(cause)}{why}.{fix}")
-    title = f"What limits {view.named(arm)}"
+    title = f"What limits {view.named(variant)}"
     return Part(title, below=lines, level=VERBOSE, topic="causes")
 
 
@@ -261,12 +261,12 @@ def title_words(cause: Cause) -> str:
 
 
 def explained_parts(view: View) -> list[Part]:
-    """Ledgers and causes, arm by arm, and why some arms have none.
+    """Ledgers and causes, variant by variant, and why some variants have none.
 
     A ledger that is not sound is under --ledger alone, with the doubt below it.
     """
-    doubts = [(arm, doubt_of(view, arm)) for arm in view.arms if arm.causes or has_ledger(arm)]
-    ledgers = [ledger_part(view, arm, doubt) for arm, doubt in doubts if has_ledger(arm)]
-    causes = [causes_part(view, arm) for arm, doubt in doubts if arm.causes and not doubt]
-    lines = [f"{view.named(arm)}: {doubt}." for arm, doubt in doubts if doubt]
+    doubts = [(t, doubt_of(view, t)) for t in view.variants if t.causes or has_ledger(t)]
+    ledgers = [ledger_part(view, t, doubt) for t, doubt in doubts if has_ledger(t)]
+    causes = [causes_part(view, t) for t, doubt in doubts if t.causes and not doubt]
+    lines = [f"{view.named(t)}: {doubt}." for t, doubt in doubts if doubt]
     return [*ledgers, *causes, Part("Not explained", below=lines, level=VERBOSE)]

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from e2e.case import DATA_WORDS, RESIDENT, TrainCase
 from e2e.input_stalls import fewest_from
 from e2e.report.answer import NO_VERDICT
-from e2e.report.arms import SHORT_MARK, SHORT_NOTE, SHORT_WORDS, grouped, is_short
 from e2e.report.figures import bottleneck, is_clear
+from e2e.report.variants import SHORT_MARK, SHORT_NOTE, SHORT_WORDS, grouped, is_short
 from e2e.results.baselines import BASELINES, by_the_wall
 from e2e.results.loader_types import OP, LoadCase, Loading, load_case
 from e2e.results.types import Training
@@ -76,8 +76,10 @@ class LoaderSweep:
 
     def at(self, recipe: str, workers: int) -> Training | None:
         """The training of a recipe with this number of workers."""
-        arms = (t for t in self.trainings if (t.case.recipe, t.case.workers) == (recipe, workers))
-        return next(arms, None)
+        variants = (
+            t for t in self.trainings if (t.case.recipe, t.case.workers) == (recipe, workers)
+        )
+        return next(variants, None)
 
     def row(self, workers: int) -> dict[str, Training]:
         """The trainings with this number of workers, by recipe."""
@@ -88,9 +90,9 @@ class LoaderSweep:
     def errors_pct(self) -> list[float]:
         """Errors of predicted throughput in per cent where it was measured; positive: too high."""
         return [
-            100 * (arm.predicted_per_s / arm.per_s - 1)
-            for arm in self.trainings
-            if arm.per_s and arm.predicted_per_s
+            100 * (t.predicted_per_s / t.per_s - 1)
+            for t in self.trainings
+            if t.per_s and t.predicted_per_s
         ]
 
     def title(self, recipe: str, short: str = SHORT_WORDS) -> str:
@@ -184,7 +186,7 @@ def sweep_part(sweep: LoaderSweep, level: int) -> Part:
     rows: list[Json] = [
         {
             "workers": count, "loader": sweep.loading.get(count),
-            **{f"rate {name}": _rates(arm) for name, arm in sweep.row(count).items()},
+            **{f"rate {name}": _rates(t) for name, t in sweep.row(count).items()},
             "limit": _limit(sweep.at(last, count)),
             **{f"gain {name}": sweep.speedup(name, base, count) for name in others},
         }
@@ -202,18 +204,22 @@ def sweep_part(sweep: LoaderSweep, level: int) -> Part:
     return Part(name, columns, [*map(Row, rows)], _notes(sweep), level)
 
 
-def _limit(arm: Training | None) -> str:
+def _limit(variant: Training | None) -> str:
     """The measured bottleneck, else the predicted one; "" if unknown."""
-    predicted = arm.predicted.limit if arm and arm.predicted else None
-    return bottleneck((arm and arm.limit) or predicted)
+    predicted = variant.predicted.limit if variant and variant.predicted else None
+    return bottleneck((variant and variant.limit) or predicted)
 
 
-def _rates(arm: Training) -> str:
+def _rates(variant: Training) -> str:
     """ "2,000 / 1,960": predicted / measured."""
-    predicted = fmt.throughput(arm.predicted_per_s) if arm.predicted_per_s else ""
-    if arm.status == "failed":
+    predicted = fmt.throughput(variant.predicted_per_s) if variant.predicted_per_s else ""
+    if variant.status == "failed":
         return f"{predicted} / failed" if predicted else "failed"
-    return f"{predicted or '-'} / {fmt.throughput(arm.per_s)}" if arm.per_s else predicted or "-"
+    return (
+        f"{predicted or '-'} / {fmt.throughput(variant.per_s)}"
+        if variant.per_s
+        else predicted or "-"
+    )
 
 
 def _gain(gain: Gain) -> str:
@@ -223,7 +229,7 @@ def _gain(gain: Gain) -> str:
 
 
 def _notes(sweep: LoaderSweep) -> list[str]:
-    lost = [arm for arm in sweep.trainings if arm.status == "failed"]
+    lost = [t for t in sweep.trainings if t.status == "failed"]
     base, *others = sweep.recipes
     every = (sweep.speedup(name, base, count) for name in others for count in sweep.workers)
     gains = list(filter(None, every))
@@ -233,8 +239,8 @@ def _notes(sweep: LoaderSweep) -> list[str]:
         + f"; {fmt.UNCERTAIN}: too uncertain for a verdict"
         * any(gain.measured and gain.ratio.ruined_pct > 0 for gain in gains),
         *[SHORT_NOTE] * is_short(sweep.recipes[0], sweep.trainings),
-        *missing([(f"{arm.case.recipe} with {fmt.count(arm.case.workers, 'worker')}",
-                   f"failed: {arm.reason or 'no reason given'}") for arm in lost]),
+        *missing([(f"{t.case.recipe} with {fmt.count(t.case.workers, 'worker')}",
+                   f"failed: {t.reason or 'no reason given'}") for t in lost]),
     ]  # fmt: skip
 
 
@@ -242,10 +248,10 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     """From how many workers on recipes are faster, what limits them, and how sure that is."""
     base, *others = sweep.recipes
     texts = sorted((_against(sweep, name, base) for name in others), key=_is_no_verdict)
-    lost = grouped((arm.reason or "no reason given", arm) for arm in sweep.trainings
-                   if arm.status == "failed")  # fmt: skip
-    for why, arms in lost.items():
-        each = [f"{a.case.recipe} with {fmt.count(a.case.workers, 'worker')}" for a in arms]
+    lost = grouped((t.reason or "no reason given", t) for t in sweep.trainings
+                   if t.status == "failed")  # fmt: skip
+    for why, variants in lost.items():
+        each = [f"{a.case.recipe} with {fmt.count(a.case.workers, 'worker')}" for a in variants]
         texts.insert(1, f"{fmt.listed(each)} FAILED: {why}")
     full = [text for name in reversed(sweep.recipes) if (text := _in_full(sweep, name))]
     if not others:

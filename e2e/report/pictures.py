@@ -7,7 +7,10 @@ from itertools import accumulate
 from typing import Any
 
 from e2e.case import DATA_WORDS
-from e2e.report.arms import (
+from e2e.report.figures import ratio
+from e2e.report.ledger import base_name, changes, has_ledger, is_sound, ledger_title, term_words
+from e2e.report.loading import LoaderSweep, loader_sweeps, sweep_title
+from e2e.report.variants import (
     SHORT_MARK,
     SHORT_WORDS,
     Group,
@@ -17,9 +20,6 @@ from e2e.report.arms import (
     view_of,
     what_was_trained,
 )
-from e2e.report.figures import ratio
-from e2e.report.ledger import base_name, changes, has_ledger, is_sound, ledger_title, term_words
-from e2e.report.loading import LoaderSweep, loader_sweeps, sweep_title
 from e2e.results.loader_types import Loading
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import Training
@@ -59,16 +59,16 @@ def training_chart(run: Run) -> Any:
     UserError when the run has neither times nor ledgers, or when Altair is not installed.
     """
     view = view_of(run)
-    timed = [arm for arm in view.arms if arm.per_s]
+    timed = [t for t in view.variants if t.per_s]
     falls = fall_rows(view)
     if not timed and not falls:
         raise UserError("nothing to draw: the run has no training with step times")
-    colours = {view.label(arm): recipe_colour(arm.case.recipe) for arm in view.arms}
+    colours = {view.label(t): recipe_colour(t.case.recipe) for t in view.variants}
     reading: list[str] = []
     drawn: list[Any] = []
     family = max(view.families, key=lambda family: len(_sizes(family)))
     if timed and len(_sizes(family)) >= FEWEST_SIZES:
-        rate = f"{family[0].arms[0].unit}/s"
+        rate = f"{family[0].variants[0].unit}/s"
         drawn.append(charts.lines(curve_rows(view, family), x="batch", y=rate, log=False,
                                   colours=colours, dashes=dashes_of(view)))  # fmt: skip
         if len(view.families) > 1:
@@ -95,7 +95,7 @@ def heading(run: Run, reading: Sequence[str]) -> tuple[str, list[str]]:
     title, *conditions = what_was_trained(run)[1:]
     device = run.device_name
     torch = run.software.get("torch", "")
-    ran = any(arm.steps for arm in run.of(Training))
+    ran = any(t.steps for t in run.of(Training))
     measured = f"{'measured' if ran else 'predicted'} {run.started_at[:10]}"
     facts = [*conditions, *([f"torch {torch}"] if torch else []), measured]
     evaluates = view_of(run).evaluates
@@ -104,9 +104,9 @@ def heading(run: Run, reading: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def dashes_of(view: View) -> dict[str, list[int]]:
-    """Dashes an arm, by which of its recipe's variants it is."""
+    """Dashes a variant, by which of its recipe's variants it is."""
     variants = grouped((recipe, label) for label, recipe in
-                       {view.label(arm): arm.case.recipe for arm in view.arms}.items())  # fmt: skip
+                       {view.label(t): t.case.recipe for t in view.variants}.items())  # fmt: skip
     return {
         label: DASHES[place % len(DASHES)]
         for labels in variants.values()
@@ -118,66 +118,66 @@ def dashes_of(view: View) -> dict[str, list[int]]:
 
 
 def bar_rows(view: View) -> list[Json]:
-    """A bar an arm with times, in the order measured, a panel a group; units per second."""
+    """A bar a variant with times, in the order measured, a panel a group; units per second."""
     return [
-        {"panel": group.title, **_bar(arm, view)}
+        {"panel": group.title, **_bar(t, view)}
         for group in view.groups
-        for arm in group.arms
-        if arm.per_s
+        for t in group.variants
+        if t.per_s
     ]
 
 
-def _bar(arm: Training, view: View) -> Json:
-    per_s, steps = arm.per_s or 0.0, arm.steps
+def _bar(variant: Training, view: View) -> Json:
+    per_s, steps = variant.per_s or 0.0, variant.steps
     fast, slow = steps.ci95_s if steps and steps.ci95_s else (None, None)
-    name = next((name for name in view.compared if view.is_compared(arm, name)), "")
+    name = next((name for name in view.compared if view.is_compared(variant, name)), "")
     over = view.title(name, SHORT_MARK)
-    gain = f" ({ratio(arm.speedup[name])} x {over})" if name else ""
-    known = [arm.speedup[name] for name in view.compared if name in arm.speedup]
-    lost, same = arm.converged is False, bool(known) and known[0].no_difference
+    gain = f" ({ratio(variant.speedup[name])} x {over})" if name else ""
+    known = [variant.speedup[name] for name in view.compared if name in variant.speedup]
+    lost, same = variant.converged is False, bool(known) and known[0].no_difference
     return {
-        "label": view.label(arm), "value": per_s,
+        "label": view.label(variant), "value": per_s,
         "low": per_s * steps.median_s / slow if steps and slow else None,
         "high": per_s * steps.median_s / fast if steps and fast else None,
         "text": f"{fmt.throughput(per_s)}{', not converged' if lost else gain}",
-        "colour": LOST_COLOUR if lost else NEUTRAL if same else recipe_colour(arm.case.recipe),
+        "colour": LOST_COLOUR if lost else NEUTRAL if same else recipe_colour(variant.case.recipe),
     }  # fmt: skip
 
 
 def _sizes(family: Sequence[Group]) -> set[int]:
     """The batch sizes that have times."""
-    return {arm.case.batch for group in family for arm in group.arms if arm.per_s}
+    return {t.case.batch for group in family for t in group.variants if t.per_s}
 
 
 def curve_rows(view: View, family: Sequence[Group]) -> list[Json]:
     """Units per second by batch, recipe after recipe."""
-    timed = grouped((view.label(arm), arm) for group in family for arm in group.arms if arm.per_s)
+    timed = grouped((view.label(t), t) for group in family for t in group.variants if t.per_s)
     return [
-        {"series": label, "x": arm.case.batch, "y": arm.per_s}
-        for label, arms in timed.items()
-        for arm in arms
+        {"series": label, "x": t.case.batch, "y": t.per_s}
+        for label, variants in timed.items()
+        for t in variants
     ]
 
 
 def fall_rows(view: View) -> list[Json]:
     """The ledgers whose figures are good enough, a panel each, MOST_FALLS at most."""
-    explained = [arm for arm in view.arms if has_ledger(arm) and is_sound(view, arm)]
+    explained = [t for t in view.variants if has_ledger(t) and is_sound(view, t)]
     rows: list[Json] = []
-    for place, arm in enumerate(explained[:MOST_FALLS], 1):
-        title = ledger_title(view, arm)
+    for place, variant in enumerate(explained[:MOST_FALLS], 1):
+        title = ledger_title(view, variant)
         if place == MOST_FALLS < len(explained):
             title += f" (and {len(explained) - MOST_FALLS} more in the run)"
-        rows += [{"panel": title, **row} for row in waterfall_rows(arm, view.label(arm))]
+        rows += [{"panel": title, **row} for row in waterfall_rows(variant, view.label(variant))]
     return rows
 
 
-def waterfall_rows(arm: Training, label: str) -> list[Json]:
+def waterfall_rows(variant: Training, label: str) -> list[Json]:
     """A bar a line of the ledger, in ms, small terms folded; whole steps begin at 0."""
-    *terms, whole = changes(arm, fold=True)
+    *terms, whole = changes(variant, fold=True)
     first_ms, last_ms = whole.base_ms or 0.0, whole.other_ms or 0.0
     ends = list(accumulate((change.ms for change in terms), initial=first_ms))
-    word = step_word(arm)
-    bars = [(f"{base_name(arm)} {word}", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
+    word = step_word(variant)
+    bars = [(f"{base_name(variant)} {word}", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
     for change, start, end in zip(terms, ends, ends[1:], strict=False):
         colour = SAVED if change.ms < 0 else ADDED if change.ms > 0 else NEUTRAL
         colour = REST if change.term == RESIDUAL else colour
@@ -225,9 +225,9 @@ def loading_chart(run: Run) -> Any:
 def sweep_rows(sweep: LoaderSweep) -> list[Json]:
     """A row a point: predicted ("line") and measured ("point") img/s, and the loader alone."""
     points = [
-        (arm.case.recipe, arm.case.workers, per_s, mark)
-        for arm in sweep.trainings
-        for per_s, mark in ((arm.predicted_per_s, "line"), (arm.per_s, "point"))
+        (t.case.recipe, t.case.workers, per_s, mark)
+        for t in sweep.trainings
+        for per_s, mark in ((t.predicted_per_s, "line"), (t.per_s, "point"))
     ]
     points += [(LOADER_LINE, count, row.per_s, "line") for count, row in sweep.loading.items()]
     return [

@@ -7,8 +7,8 @@ from dataclasses import replace
 from statistics import median
 
 from e2e.report.answer import where_of
-from e2e.report.arms import SHORT_MARK, SHORT_NOTE, View, in_order, is_base
 from e2e.report.trainings import MOST_ROWS, names_of
+from e2e.report.variants import SHORT_MARK, SHORT_NOTE, View, in_order, is_base
 from e2e.results.types import Predicted, Training
 from microbench import fmt
 from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Row
@@ -20,20 +20,20 @@ MAY_LIMIT = 0.6
 MOST_NAMED = 4
 
 
-def of_operations(arm: Training) -> bool:
+def of_operations(variant: Training) -> bool:
     """Whether the GPU's time was predicted, the sum of operations."""
-    return arm.predicted is not None and arm.predicted.of_operations
+    return variant.predicted is not None and variant.predicted.of_operations
 
 
-def error_pct(arm: Training) -> float | None:
+def error_pct(variant: Training) -> float | None:
     """Error in per cent (positive: too long) of the GPU's time, or of the step; None: unknown."""
-    predicted, steps = arm.predicted, arm.steps
+    predicted, steps = variant.predicted, variant.steps
     if predicted is None or steps is None:
         return None
     if predicted.of_operations:
         return off_pct(predicted.gpu_s, steps.busy_s)
-    if predicted.error_pct is None or arm.case.loads_data:  # older files: of the median step
-        return off_pct(predicted.step_s, arm.step_s)
+    if predicted.error_pct is None or variant.case.loads_data:  # older files: of the median step
+        return off_pct(predicted.step_s, variant.step_s)
     return predicted.error_pct
 
 
@@ -42,23 +42,25 @@ def off_pct(predicted: float | None, measured: float | None) -> float | None:
     return 100 * (predicted / measured - 1) if predicted and measured else None
 
 
-def _of(arm: Training) -> Predicted:
-    assert arm.predicted is not None
-    return arm.predicted
+def _of(variant: Training) -> Predicted:
+    assert variant.predicted is not None
+    return variant.predicted
 
 
-def _may_wait(arm: Training) -> bool:
+def _may_wait(variant: Training) -> bool:
     """Whether CPU launch may be its bottleneck: then a ratio of GPU times says nothing of steps."""
-    return of_operations(arm) and (_of(arm).host_s or 0.0) > MAY_LIMIT * _of(arm).step_s
+    return of_operations(variant) and (_of(variant).host_s or 0.0) > MAY_LIMIT * _of(variant).step_s
 
 
-def _ratios(view: View, arm: Training) -> Mapping[str, float]:
+def _ratios(view: View, variant: Training) -> Mapping[str, float]:
     """How many times as long its baselines keep the GPU busy; none that say nothing of steps."""
-    group = view.group_of(arm)
+    group = view.group_of(variant)
     return {
         name: ratio
-        for name, ratio in _of(arm).speedup.items()
-        if not any(_may_wait(one) for one in group.arms if one is arm or is_base(one, name, group))
+        for name, ratio in _of(variant).speedup.items()
+        if not any(
+            _may_wait(one) for one in group.variants if one is variant or is_base(one, name, group)
+        )
     }
 
 
@@ -68,7 +70,7 @@ def _ratios(view: View, arm: Training) -> Mapping[str, float]:
 def prediction_parts(view: View, *, screen: bool) -> list[Part]:
     """A row for each prediction, in ms, beside what was measured; `screen`: also on the screen."""
     view = view.only(of_operations)
-    names = in_order({name: 0 for arm in view.arms for name in _of(arm).speedup})
+    names = in_order({name: 0 for t in view.variants for name in _of(t).speedup})
     columns = [
         *names_of(view),
         Column("predicted\nms", "predicted.step_s", fmt.milliseconds),
@@ -83,15 +85,15 @@ def prediction_parts(view: View, *, screen: bool) -> list[Part]:
     ]  # fmt: skip
     rows: list[Json] = [
         {
-            "where": view.where(arm) or None, "label": view.label(arm), "predicted": _of(arm),
-            "error_pct": error_pct(arm), "measured_s": arm.steps.busy_s if arm.steps else None,
-            **{f"x {name}": ratio for name, ratio in _ratios(view, arm).items()},
+            "where": view.where(t) or None, "label": view.label(t), "predicted": _of(t),
+            "error_pct": error_pct(t), "measured_s": t.steps.busy_s if t.steps else None,
+            **{f"x {name}": ratio for name, ratio in _ratios(view, t).items()},
         }
-        for arm in view.arms
+        for t in view.variants
     ]  # fmt: skip
     short = [SHORT_NOTE] * any(map(view.is_short, names))
     title = "Predicted GPU time of a step (operations alone)"
-    notes = [*_unknown(view, view.arms), *short]
+    notes = [*_unknown(view, view.variants), *short]
     every = Part(title, columns, [*map(Row, rows)], notes, VERBOSE)
     if not screen:
         return [every]
@@ -111,11 +113,12 @@ def _interval(ends: tuple[float, float]) -> str:
     return f"{fmt.milliseconds(ends[0])}..{fmt.milliseconds(ends[1])}"
 
 
-def _unknown(view: View, arms: Sequence[Training], most: int = 100) -> Iterator[str]:
+def _unknown(view: View, variants: Sequence[Training], most: int = 100) -> Iterator[str]:
     """The calls that are missing from predictions."""
-    for arm in arms:
-        if calls := [line.split(":")[0] or "-" for line in _of(arm).uncovered]:
-            yield f"no time is known of {fmt.listed(calls, most)} ({view.named(arm)}): too short"
+    for variant in variants:
+        if calls := [line.split(":")[0] or "-" for line in _of(variant).uncovered]:
+            named = view.named(variant)
+            yield f"no time is known of {fmt.listed(calls, most)} ({named}): too short"
 
 
 # ---------------------------------------------------------------- the answer
@@ -123,23 +126,25 @@ def _unknown(view: View, arms: Sequence[Training], most: int = 100) -> Iterator[
 
 def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
     """Whether launching may limit a step, what was predicted, and how far off it is."""
-    arms = list(filter(of_operations, view.arms))
-    main = [arm for arm in arms if not view.is_baseline(arm)] or arms
-    errors = [(abs(error), arm) for arm in arms if (error := error_pct(arm)) is not None]
+    variants = list(filter(of_operations, view.variants))
+    main = [t for t in variants if not view.is_baseline(t)] or variants
+    errors = [(abs(error), t) for t in variants if (error := error_pct(t)) is not None]
     off = ""
     if errors:
         middle = median(error for error, _ in errors)
-        worst, arm = max(errors, key=lambda pair: pair[0])
-        off = f"{middle:.1f} % off in the median, {worst:.1f} % at worst ({view.named(arm)})"
+        worst, variant = max(errors, key=lambda pair: pair[0])
+        off = f"{middle:.1f} % off in the median, {worst:.1f} % at worst ({view.named(variant)})"
     waits = list(filter(_may_wait, main))
     lines: list[Line] = []
     if waits:
-        named = fmt.listed([view.named(arm) for arm in reversed(waits)], 1)
+        named = fmt.listed([view.named(t) for t in reversed(waits)], 1)
         text = f"CPU launch may be the bottleneck of {named}: then a step takes longer"
         lines.append(Line("", text))
     finding = _sentence(view, main[-1], device)
     if len(view.groups) > 1:
-        finding = f"{fmt.count(len(arms), 'step')} predicted ({where_of(view, arms, device)})"
+        finding = (
+            f"{fmt.count(len(variants), 'step')} predicted ({where_of(view, variants, device)})"
+        )
         if off:
             finding += f": the GPU's time is {off}, of {fmt.count(len(errors), 'measured step')}"
     lines.append(Line("", finding))
@@ -154,21 +159,21 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
     doubt = "operations alone, nothing that Python does between them"
     if off and len(view.groups) == 1:
         doubt = f"operations alone; beside the measured GPU time {off}"
-    if any(_of(arm).gpu_s is None for arm in arms):
+    if any(_of(t).gpu_s is None for t in variants):
         doubt = f"rough on a CPU: {doubt}; steps of small networks were 30 to 70 % off"
-    doubts = [doubt, *list(_unknown(view, arms, MOST_NAMED))[-1:]]
+    doubts = [doubt, *list(_unknown(view, variants, MOST_NAMED))[-1:]]
     return [*lines, *(Line("Doubt", sentence) for sentence in doubts)]
 
 
-def _sentence(view: View, arm: Training, device: str) -> str:
+def _sentence(view: View, variant: Training, device: str) -> str:
     """ "amp: 22.1 ms of the GPU a step (21.0..23.2); tf32 takes 1.17 times as long (...)"."""
-    predicted = _of(arm)
+    predicted = _of(variant)
     what = "of operations" if predicted.gpu_s is None else "of the GPU"
     least = "at least " * bool(predicted.uncovered)
-    text = f"{view.label(arm)}: {least}{fmt.milliseconds(predicted.step_s)} ms {what} a step"
+    text = f"{view.label(variant)}: {least}{fmt.milliseconds(predicted.step_s)} ms {what} a step"
     if predicted.interval_s:
         text += f" ({_interval(predicted.interval_s)})"
-    ratios = _ratios(view, arm)
+    ratios = _ratios(view, variant)
     for name in in_order(ratios):
         text += f"; {view.title(name)} takes {_ratio(ratios[name])} times as long"
-    return f"{text} ({where_of(view, [arm], device)})"
+    return f"{text} ({where_of(view, [variant], device)})"

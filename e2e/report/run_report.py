@@ -12,7 +12,6 @@ from functools import partial
 
 from e2e.case import DATA_WORDS, OP, TrainCase
 from e2e.report.answer import answer, warnings_of
-from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.figures import interval
 from e2e.report.ledger import explained_parts, gains, title_words
 from e2e.report.loading import (
@@ -34,6 +33,7 @@ from e2e.report.trainings import (
     phases_part,
     recipes_part,
 )
+from e2e.report.variants import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Cause, Training
@@ -89,7 +89,7 @@ def report(run: Run) -> Report:
             *_parts(run, view, predicts=False)[1:],
         ]
     elif trained:
-        predicts = run.kind in ("predict", "") and any(map(of_operations, view.arms))
+        predicts = run.kind in ("predict", "") and any(map(of_operations, view.variants))
         lines = predicted_answer(run, view, device) if predicts else answer(run, view)
         parts = [*_parts(run, view, predicts=predicts), *loaders_parts(run, VERBOSE)]
     else:
@@ -182,43 +182,45 @@ MEANS = {
 
 def raw(run: Run) -> list[Raw]:
     """CSV of trainings, then of loaders. Names of loaders precede those that came later."""
-    arms, loaders = run.of(Training), loaders_raw(run)
-    if not arms:
+    variants, loaders = run.of(Training), loaders_raw(run)
+    if not variants:
         return [loaders]
-    timed = dict.fromkeys(phase.name for arm in arms for phase in arm.phases)
+    timed = dict.fromkeys(phase.name for t in variants for phase in t.phases)
     phases = [f"{name}_{clock}_s" for name in timed for clock in ("host", "gpu")]
     later = [col for name in LATER_NAMES for col in (phases if name == OTHER_PHASES else [name])]
-    rows = [*map(_raw_training, arms)]
+    rows = [*map(_raw_training, variants)]
     return [(list(FIRST_NAMES), rows), *[loaders] * bool(run.of(Loading)), (later, [])]
 
 
-def _raw_training(arm: Training) -> Mapping[str, Value]:
+def _raw_training(variant: Training) -> Mapping[str, Value]:
     named = {**FIRST_NAMES, **LATER_NAMES}
-    row: dict[str, Value] = {name: value(arm, path) for name, path in named.items() if path}
-    for name, ratio in arm.speedup.items():
+    row: dict[str, Value] = {name: value(variant, path) for name, path in named.items() if path}
+    for name, ratio in variant.speedup.items():
         values = (ratio.ratio, *(ratio.ci95 or (None, None)))
         row |= {f"speedup_{name}{end}": figure for end, figure in zip(ENDS, values, strict=True)}
-    for phase in arm.phases:
+    for phase in variant.phases:
         row |= {f"{phase.name}_host_s": phase.host_s, f"{phase.name}_gpu_s": phase.gpu_s}
     for name in ("steps", "skipped_steps"):
-        row[f"train_{name}"] = _joined(getattr(repeat, name) for repeat in arm.repeats)
-    fixes = [cause for cause in arm.causes if fmt.clean(cause.fix)]
+        row[f"train_{name}"] = _joined(getattr(repeat, name) for repeat in variant.repeats)
+    fixes = [cause for cause in variant.causes if fmt.clean(cause.fix)]
     fixes.sort(key=_by_prediction)
-    local_s = arm.exchange.rank_local_s if arm.exchange else ()
+    local_s = variant.exchange.rank_local_s if variant.exchange else ()
     return {
         **row,
         "op": OP,
-        "throttle": _joined(arm.state.throttle),
-        "samples": len(arm.steps.times_s) if arm.steps else None,
-        **{name: mean_of(arm, of) for name, of in MEANS.items()},
-        "repeats": len(arm.repeats),
-        "seeds": _joined(repeat.seed for repeat in arm.repeats),
-        "predicted_error_pct": error_pct(arm),
-        "ledger_ms": _joined(f"{line.term}: {line.ms:.9g}" for line in arm.ledger),
+        "throttle": _joined(variant.state.throttle),
+        "samples": len(variant.steps.times_s) if variant.steps else None,
+        **{name: mean_of(variant, of) for name, of in MEANS.items()},
+        "repeats": len(variant.repeats),
+        "seeds": _joined(repeat.seed for repeat in variant.repeats),
+        "predicted_error_pct": error_pct(variant),
+        "ledger_ms": _joined(f"{line.term}: {line.ms:.9g}" for line in variant.ledger),
         "fixes": _joined(
             f"{fmt.clean(cause.fix)}: {gains(cause) or 'gain not predicted'}" for cause in fixes
         ),
-        "findings": _joined(title_words(cause) for cause in arm.causes if not fmt.clean(cause.fix)),
+        "findings": _joined(
+            title_words(cause) for cause in variant.causes if not fmt.clean(cause.fix)
+        ),
         "rank_local_s": _joined(f"{seconds:.6g}" for seconds in local_s),
     }
 

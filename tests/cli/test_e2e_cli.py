@@ -75,13 +75,13 @@ def shown(file: Path, *words: str) -> str:
 
 
 def by_recipe(run: Doc) -> dict[str, Doc]:
-    arms = {result["case"]["recipe"]: result for result in run["results"]}
-    assert len(arms) == len(run["results"])
-    return arms
+    variants = {result["case"]["recipe"]: result for result in run["results"]}
+    assert len(variants) == len(run["results"])
+    return variants
 
 
 def check_steps(result: Doc) -> None:
-    """One arm's numbers agree with each other."""
+    """One variant's numbers agree with each other."""
     assert result["status"] == "ok", result["reason"]
     times, fed = result["times_s"], result["case"]["loader"] == "torchvision"
     assert min(times) > 0
@@ -115,7 +115,7 @@ def test_the_numbers_of_a_comparison_agree(shop: Shop) -> None:
             assert (result["unit"], result["step_units"]) == ("img", batch)
         assert set(amp["speedup"]) == {"fp32"}
         same = [{**result["case"], "recipe": None} for result in results]
-        assert same == [same[0]] * 3, "the arms differ in their recipe only"
+        assert same == [same[0]] * 3, "the variants differ in their recipe only"
         assert (same[0]["image_size"], same[0]["data"], same[0]["workers"]) == (32, "synthetic", 0)
     assert "amp means amp-bf16" in kept.ran.stdout
     for phase in ("data", "copy", "forward", "backward", "optimizer"):
@@ -179,8 +179,8 @@ def test_a_ladder_compares_each_rung_with_the_one_before(
 
 def test_a_training_lists_its_seeds_and_what_each_learnt(shop: Shop) -> None:
     kept = shop.kept("learn")
-    arms = by_recipe(kept.document)
-    for result in arms.values():
+    variants = by_recipe(kept.document)
+    for result in variants.values():
         repeats = result["repeats"]
         assert [repeat["seed"] for repeat in repeats] == [5, 6]
         assert [repeat["steps"] for repeat in repeats] == [6, 6]
@@ -196,7 +196,7 @@ def test_a_training_lists_its_seeds_and_what_each_learnt(shop: Shop) -> None:
     text = shown(kept.file, "--verbose")
     assert re.search(r"seeds?\D*5\D{1,5}6", text)
     assert "generated" in text
-    for fp32, amp in zip(*(arm["repeats"] for arm in arms.values()), strict=True):
+    for fp32, amp in zip(*(t["repeats"] for t in variants.values()), strict=True):
         assert fp32["first_loss"] == pytest.approx(amp["first_loss"], rel=0.05), "the same start"
 
 
@@ -296,13 +296,15 @@ def test_list_names_networks_and_recipes_and_the_network_may_stand_first() -> No
 def test_predict_says_how_long_operations_take_and_that_a_cpu_s_are_rough(shop: Shop) -> None:
     kept = shop.kept("predict")
     assert "rough on a CPU" in " ".join(kept.report.split())
-    arms = by_recipe(kept.document)
-    assert {name: arm["status"] for name, arm in arms.items()} == {
+    variants = by_recipe(kept.document)
+    assert {name: t["status"] for name, t in variants.items()} == {
         "fp32": "predicted", "tf32": "skipped", "amp-bf16": "predicted",
     }  # fmt: skip
     for name in ("fp32", "amp-bf16"):
-        assert (arms[name]["step_s"], arms[name]["images_per_s"]) == (None, None), "not measured"
-        predicted = arms[name]["predicted"]
+        assert (variants[name]["step_s"], variants[name]["images_per_s"]) == (None, None), (
+            "not measured"
+        )
+        predicted = variants[name]["predicted"]
         assert predicted["step_s"] > 0
         assert (predicted["gpu_s"], predicted["interval_s"], predicted["limit"]) == (None,) * 3
         assert (predicted["launches"], predicted["uncovered"]) == (0, [])

@@ -41,7 +41,7 @@ def peak_of(name: str, precision: str) -> Result:
     return max(long, key=lambda r: r.flop_per_s or 0.0)
 
 
-def arms(name: str) -> dict[tuple[str, str, int, str], Result]:
+def variants(name: str) -> dict[tuple[str, str, int, str], Result]:
     """By pass, layout, channels and precision."""
     return {
         (
@@ -121,7 +121,7 @@ def test_what_is_said_of_gemm() -> None:
 
 
 def test_what_is_said_of_fp16_in_convolutions() -> None:
-    wide, fine = arms("conv-channels"), arms("conv-fine")
+    wide, fine = variants("conv-channels"), variants("conv-fine")
 
     def gains(base: str, *passes: str) -> list[float]:
         return [wide[which, "nhwc", c, "fp16"].speedup[base].ratio for which in passes
@@ -164,7 +164,7 @@ def test_what_is_said_of_fp16_in_convolutions() -> None:
 
 def cliff(width: int) -> Row:
     """Rates of the forward pass at a width around 60."""
-    one = {p: arms("conv-fine")["fprop", "nhwc", width, p] for p in ("fp32", "tf32", "fp16")}
+    one = {p: variants("conv-fine")["fprop", "nhwc", width, p] for p in ("fp32", "tf32", "fp16")}
     gains = [f"{one['fp16'].speedup[base].ratio:.2f}" for base in ("fp32", "tf32")]
     return [str(width), *(f"{tflops(r):.1f}" for r in one.values()), *gains, str(one["fp16"].bound)]
 
@@ -172,7 +172,7 @@ def cliff(width: int) -> Row:
 def test_how_much_of_nchw_changes_the_layout() -> None:
     shares = [
         100 * (conversion_share(result) or 0)
-        for (which, layout, width, precision), result in arms("conv-channels").items()
+        for (which, layout, width, precision), result in variants("conv-channels").items()
         if (layout, precision) == ("nchw", "fp16") and which != "wgrad" and 16 <= width <= 128
     ]
     says(FP16, "From 16 to 128 channels", min(shares), max(shares))

@@ -151,8 +151,8 @@ def test_the_short_table_of_fixes_and_captured_steps() -> None:
 
 def test_a_decoding_gpu() -> None:
     (loading,) = run("train-resnet50-jpeg").of(Loading)
-    arms, rows = fed("train-resnet50-jpeg"), list[Row]()
-    for training in arms:
+    variants, rows = fed("train-resnet50-jpeg"), list[Row]()
+    for training in variants:
         case, share = training.case, 100 * unfed_ms(training) / wall_ms(training)
         how = " and ".join(["compiled"] * case.compile + ["captured"] * case.graph)
         rows.append([
@@ -160,13 +160,13 @@ def test_a_decoding_gpu() -> None:
             f"{unfed_ms(training):.1f}", f"{share:.1f} %",
         ])  # fmt: skip
     shows(LOADER, rows)
-    both = [t for t in arms if t.case.graph and t.case.compile]
+    both = [t for t in variants if t.case.graph and t.case.compile]
     says(LOADER, "known to ±", *map(half_pct, both))
     says(LOADER, "At the median block", *(t.step_units / steps_of(t).median_s for t in both))
-    (eager,) = (t for t in arms if not t.case.graph)
+    (eager,) = (t for t in variants if not t.case.graph)
     says(LOADER, "Compiled but not captured", 1e3 * (steps_of(eager).host_s or 0))
     says(LOADER, "the loader alone gave 8", loading.per_s or 0)
-    captured = arms[0].per_s or 0, 100 * unfed_ms(arms[0]) / wall_ms(arms[0])
+    captured = variants[0].per_s or 0, 100 * unfed_ms(variants[0]) / wall_ms(variants[0])
     says(LOADER, "NVJPEG_FLAGS", captured[0])
     says(STALLS, "JPEG files at GPU speed.", *captured)
 
@@ -206,13 +206,13 @@ def test_workers_that_amp_needs() -> None:
 
 def test_two_cores_and_a_loader_by_hand() -> None:
     found = {t.case.recipe: t for t in fed("stalls-two-cpus")}
-    arms = [found[f"O{level}"] for level in range(4)]
-    times = [wall_ms(t) for t in arms], [unfed_ms(t) for t in arms]
+    variants = [found[f"O{level}"] for level in range(4)]
+    times = [wall_ms(t) for t in variants], [unfed_ms(t) for t in variants]
     says(LOADER, "at batch 512 with --cpus 2", *times[0], *times[1])
     for words, row in zip(("with two workers", "on a preloaded batch |"), times, strict=True):
         says(EXPERIMENT, words, *row)
-    ends = [t.predicted.interval_s for t in arms if t.predicted and t.predicted.interval_s]
-    assert sum(wall_ms(t) < 1e3 * low for t, (low, _) in zip(arms, ends, strict=True)) == 3
+    ends = [t.predicted.interval_s for t in variants if t.predicted and t.predicted.interval_s]
+    assert sum(wall_ms(t) < 1e3 * low for t, (low, _) in zip(variants, ends, strict=True)) == 3
     report = rows_in(to_markdown(report_of(run("stalls-two-cpus"))))
     row = next(row for head, row, *_ in report if "O2 x O0" in head)
     head = next(head for head, *_ in report if "O2 x O0" in head)

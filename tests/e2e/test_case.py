@@ -1,4 +1,4 @@
-"""Plans: every option does what it says to the arms, and what contradicts itself is refused."""
+"""Plans: every option does what it says to the variants, and what contradicts itself is refused."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def changes_between(before: TrainCase, after: TrainCase) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- which arms
+# ---------------------------------------------------------------- which variants
 
 
-def test_the_usual_arms_and_layouts() -> None:
+def test_the_usual_variants_and_layouts() -> None:
     found = cases()
     assert [case.recipe for case in found] == ["fp32", "tf32", "amp"]
     assert found[0] == TrainCase(

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.any_training import trainings
 from samples.judge import with_value
-from samples.training_runs import arm, run_of
+from samples.training_runs import run_of, variant
 
 from e2e.case import TrainCase
 from e2e.results import loader_types
@@ -205,7 +205,7 @@ def timed(recipe: str, step_s: float, pace: float | None = None, **more: Any) ->
         times, times, (2,) * ROUNDS, step_s, (step_s, step_s), sum(times), len(times),
         busy_s=0.95 * BASE_S[recipe], host_pace=pace,
     )  # fmt: skip
-    made = arm(recipe, 256 / step_s, state=DeviceState(sm_clock_mhz=1_700.0, power_w=600.0))
+    made = variant(recipe, 256 / step_s, state=DeviceState(sm_clock_mhz=1_700.0, power_w=600.0))
     return replace(made, steps=steps, limit=None, skipped_steps=1, **more)
 
 
@@ -221,7 +221,7 @@ def in_processes(count: int) -> list[Training]:
     return with_speedups(found, {})
 
 
-def test_steps_are_geometric_means_of_processes_and_a_failed_arm_s_over_the_others() -> None:
+def test_steps_are_geometric_means_of_processes_and_a_failed_variant_s_over_the_others() -> None:
     """2, 2 * 1.03 / 1.01 and 2 * 0.98 / 1.02; pooled medians would give another."""
     fp32, amp = in_processes(3)
     assert [one.number for one in fp32.steps.processes] == [0, 1, 2]

@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from samples.kernel_runs import h200_run
 from samples.traces import MS, US, Made, traces
-from samples.training_runs import amp_run, arm, broken_run, run_of
+from samples.training_runs import amp_run, broken_run, run_of, variant
 
 from e2e.__main__ import main
 from e2e.profile.compare import align
@@ -271,12 +271,12 @@ def scaled(run: Run, factor: float) -> Run:
 def one(per_s: float = 4_690, pace: float | None = None, mhz: float | None = None,
         **more: Any) -> Run:  # fmt: skip
     """A training at this many units a second, launched at this pace, at this clock."""
-    made = arm("amp", per_s, state=DeviceState(sm_clock_mhz=mhz), **more)
+    made = variant("amp", per_s, state=DeviceState(sm_clock_mhz=mhz), **more)
     return run_of(replace(made, steps=made.steps and replace(made.steps, host_pace=pace)))
 
 
 HOST: Mapping[str, Any] = {"limit": "host"}
-LOST = run_of(replace(arm("amp", 1.0), status="failed", reason="hung", steps=None))
+LOST = run_of(replace(variant("amp", 1.0), status="failed", reason="hung", steps=None))
 # Both runs, the verdict of the second, and what its note or reason says.
 PAIRS: dict[str, tuple[Run, Run, str, str]] = {
     "a run and itself": (one(), one(), "same", ""),

@@ -270,12 +270,12 @@ VERDICTS: dict[str, tuple[dict[str, Accuracies], list[bool | None], list[str]]] 
 
 @pytest.mark.parametrize("name", VERDICTS)
 def test_the_verdict_on_recipes(name: str) -> None:
-    arms, expected, words = VERDICTS[name]
+    variants, expected, words = VERDICTS[name]
     trainings = [
         training_of(recipe, *(
             repeat_of(CHANCE, last=None) if one is BROKEN else repeat_of(one) for one in accuracies
         ))
-        for recipe, accuracies in arms.items()
+        for recipe, accuracies in variants.items()
     ]  # fmt: skip
     assert verdicts(*trainings, held_out=10_000) == expected
     reasons = " ".join(t.convergence or "" for t in with_convergence(trainings, 10_000))
@@ -447,10 +447,10 @@ def test_what_a_device_cannot_run(name: str) -> None:
     assert (cannot_run(recipe, "cpu", None) is not None) == (name == "tf32")
 
 
-def test_arms_that_take_turns_set_tf32_and_the_search_of_cudnn_each_time() -> None:
+def test_variants_that_take_turns_set_tf32_and_the_search_of_cudnn_each_time() -> None:
     fp32, tf32 = trainer_of(SMALL, "fp32"), trainer_of(SMALL, "tf32")
-    for arm, on in ((fp32, False), (tf32, True), (fp32, False)):
-        arm.set_backend_flags()
+    for variant, on in ((fp32, False), (tf32, True), (fp32, False)):
+        variant.set_backend_flags()
         assert torch.backends.cudnn.allow_tf32 is on
         assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
@@ -625,8 +625,8 @@ def test_only_linear_layers_that_fit_are_converted_and_a_gpt_learns_as_in_bfloat
         assert found == pytest.approx(base, rel=0.05)
     data = open_data("synthetic", Options((3, 8, 8), classes=10))
     cases = [TrainCase("small", name, 2, "3x8x8") for name in ("amp-bf16", "fp8", "fp8-rowwise")]
-    arms = Variants(Task(SMALL, data, 1), Target("cpu", "a processor"), Telemetry(None))
-    found = arms.set_up(cases, lambda key, stage: None)
+    variants = Variants(Task(SMALL, data, 1), Target("cpu", "a processor"), Telemetry(None))
+    found = variants.set_up(cases, lambda key, stage: None)
     assert [training.status for training in found] == ["ok", "skipped", "skipped"]
     assert all("linear layers" in (training.reason or "") for training in found[1:])
 
@@ -684,18 +684,20 @@ def test_what_pays_is_converted_and_nothing_else(converted: Collection[str]) -> 
     planted = PlantedGains({shape: name in converted for name, shape in shapes.items()})
     data = open_data("generated", Options((16,), tokens=256))
     network = find("gpt-tiny", input=(16,))
-    arms = Variants(Task(network, data, 1), Target("cpu", "a processor"), Telemetry(None), planted)
+    variants = Variants(
+        Task(network, data, 1), Target("cpu", "a processor"), Telemetry(None), planted
+    )
     cases = [
         TrainCase("gpt-tiny", recipe, 2, "16", "", "adamw", data="generated", loader="resident")
         for recipe in ("amp-bf16", "fp8-auto")
     ]
     evaluated = replace(cases[1], evaluation=True)
-    plain, auto, inference = arms.set_up([*cases, evaluated], lambda key, stage: None)
+    plain, auto, inference = variants.set_up([*cases, evaluated], lambda key, stage: None)
     assert inference.status == "ok", inference.reason
     assert (auto.status, auto.float8_layers, auto.linear_layers) == ("ok", 2 * len(converted), 8)
     assert [one.places for one in auto.fp8_gains] == [2]
     assert plain.fp8_gains == ()
-    module = arms.held[cases[1].key].trainer.module
+    module = variants.held[cases[1].key].trainer.module
     assert {name for name, one in module.named_modules() if "Float8" in type(one).__name__} == {
         f"blocks.{place}.{name}" for place in (0, 1) for name in converted
     }

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from samples import rank_training
 from samples.commands import ROOT, environment
 from samples.processes import wait_for
-from samples.training_runs import arm, run_of
+from samples.training_runs import run_of, variant
 
 from e2e.data.loaders.workers import Shuffled
-from e2e.report.arms import view_of
 from e2e.report.trainings import exchange_part
+from e2e.report.variants import view_of
 from e2e.results.baselines import STRONG, WEAK, scaling
 from e2e.results.exchange import Exchange
 from e2e.results.types import Training
@@ -261,7 +261,7 @@ def test_a_rank_that_is_slower_than_the_others_is_named(slow: int, by: float) ->
 
 def timed(gpus: int, batch: int, step_s: float) -> Training:
     units, case = batch * gpus, {"batch": batch, "gpus": gpus}
-    return arm("fp32", units / step_s, units=units, half_pct=1.0, case=case)
+    return variant("fp32", units / step_s, units=units, half_pct=1.0, case=case)
 
 
 @given(st.integers(2, 64), st.floats(0.2, 1.0))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.any_training import traced_steps
-from samples.training_runs import arm
+from samples.training_runs import variant
 
 from e2e.results.exchange import Exchange
 from e2e.results.ledger import bound, causes_of, explained, ledger, terms_ms, without_waits
@@ -39,7 +39,7 @@ def recorded(
 ) -> Training:
     """A training that takes so long, with this many milliseconds of each term in two steps."""
     terms = tuple(TracedPart(term, 2 * ms * MS) for term, ms in parts.items())
-    return arm(recipe, 256e3 / step_ms, busy=0.5, traced=TracedStep(2, 80, terms, costs))
+    return variant(recipe, 256e3 / step_ms, busy=0.5, traced=TracedStep(2, 80, terms, costs))
 
 
 def change(lines: tuple[LedgerLine, ...], term: str) -> float:
@@ -57,7 +57,7 @@ def fed(training: Training, unfed_s: float) -> Training:
 @settings(max_examples=50)
 @given(traced_steps, st.floats(1e-6, 1e3), st.booleans())
 def test_the_terms_are_the_measured_step(traced: TracedStep, step_s: float, captured: bool) -> None:
-    training = arm("amp", 256 / step_s, case={"graph": captured}, traced=traced)
+    training = variant("amp", 256 / step_s, case={"graph": captured}, traced=traced)
     found = terms_ms(training)
     step_ms = 1e3 * training.step_s
     rest_ms = found.pop(RESIDUAL)
@@ -74,8 +74,8 @@ def test_the_terms_are_the_measured_step(traced: TracedStep, step_s: float, capt
 def test_a_ledger_adds_up_and_the_other_way_round_it_is_the_same(
     first: TracedStep, last: TracedStep, first_s: float, last_s: float
 ) -> None:
-    base = arm("fp32", 256 / first_s, traced=first)
-    other = arm("amp", 256 / last_s, traced=last)
+    base = variant("fp32", 256 / first_s, traced=first)
+    other = variant("amp", 256 / last_s, traced=last)
     lines, back = ledger(base, other), ledger(other, base)
     scale = max(abs(line.ms) for line in lines)
     assert math.fsum(line.ms for line in lines[:-1]) == pytest.approx(
@@ -112,7 +112,7 @@ def test_idle_time_is_what_is_left_between_kernels_if_captured_and_the_loader_s_
 
 def test_layers_and_costs_of_recorded_steps_are_named_by_what_they_take() -> None:
     def of(recipe: str, *parts: TracedPart, costs: tuple[TracedCost, ...] = ()) -> Training:
-        return arm(recipe, 256 / 0.1, traced=TracedStep(1, 9, parts, costs))
+        return variant(recipe, 256 / 0.1, traced=TracedStep(1, 9, parts, costs))
 
     base = of(
         "fp32",
@@ -132,7 +132,7 @@ def test_layers_and_costs_of_recorded_steps_are_named_by_what_they_take() -> Non
         TracedPart(SYNC, 40 * MS),
         costs=costs,
     )
-    unseen = arm("bf16", 1e4)
+    unseen = variant("bf16", 1e4)
     first, found, nothing = explained([base, other, unseen])
     assert nothing == unseen, "no steps of it were recorded"
     assert (first.ledger, first.causes) == ((), ()), "of full precision"

@@ -29,7 +29,6 @@ from samples.training_runs import (
     RATES,
     RUNS,
     amp_run,
-    arm,
     broken_run,
     cpu_run,
     host_run,
@@ -44,13 +43,14 @@ from samples.training_runs import (
     shown,
     sweep_run,
     tokens_run,
+    variant,
 )  # fmt: skip
 
 from e2e.report import diagnosis, figures
-from e2e.report.arms import view_of
 from e2e.report.ledger import OTHERS, account, changes, is_sound, unexplained
 from e2e.report.pictures import bar_rows, fall_rows, training_chart, waterfall_rows
 from e2e.report.run_report import FIRST_NAMES, report
+from e2e.report.variants import view_of
 from e2e.results.types import Cause, LayerGain, LedgerLine, PartGain, Repeat, Training
 from microbench import fmt
 from microbench.commands import explain_again
@@ -94,14 +94,14 @@ def steps_of(first: float, last: float | None = None, /, **terms: float) -> Trai
     lines = [LedgerLine(term.replace("_", " "), ms, "replayed") for term, ms in terms.items()]
     ends = (LedgerLine(f"{name} step", ms, "measured")
             for name, ms in (("fp32", first), ("amp", total)))  # fmt: skip
-    return arm("amp", 256 / 0.0421, ledger=(next(ends), *lines, next(ends)), ledger_base="fp32")
+    return variant("amp", 256 / 0.0421, ledger=(next(ends), *lines, next(ends)), ledger_base="fp32")
 
 
 def with_fixes(*fixes: tuple[str, float | None, float | None]) -> Training:
     """A training with fixes: what to type, the gain as predicted and as measured."""
     causes = [Cause(f"title of {fix}", "why", fix, predicted, None, measured)
               for fix, predicted, measured in fixes]  # fmt: skip
-    return arm("amp", 5_000, causes=tuple(causes))
+    return variant("amp", 5_000, causes=tuple(causes))
 
 
 def many_run() -> Run:
@@ -161,7 +161,7 @@ def said() -> Iterator[tuple[str, Run]]:
     o0_alone = replace(broken, others=tuple(t for t in broken.of(Training)
                                             if t.case.recipe != "fp32"))  # fmt: skip
     yield "O0 stands for fp32", changed(o0_alone, 0, speedup={})
-    yield "nothing to compare", run_of(arm("fp32", 812.0))
+    yield "nothing to compare", run_of(variant("fp32", 812.0))
     yield "a CPU", replace(tokens, device={"name": "a CPU", "kind": "cpu"})
     rough = predicted_only("fp32", gpu_s=None, interval_s=None, launches=0, host_s=None)
     yield "predicted on a CPU", run_of(rough, device={"name": "a CPU", "kind": "cpu"})
@@ -192,7 +192,7 @@ def odd() -> Iterator[tuple[str, Run]]:
     yield "unfinished, with float32 searched briefly", run_of(*brief, finished_at=None)
     yield "a ledger over float32 searched briefly", searched_briefly(ledger_run())
     options = ({"layout": "nchw"}, {"compile": True, "loss_scale": 256.0})
-    yield "options that differ", run_of(*(arm("amp", 4_000, case=one) for one in options))
+    yield "options that differ", run_of(*(variant("amp", 4_000, case=one) for one in options))
     reason = "the module's forward failed: " + "x " * 60
     yield "a long reason", changed(out_of_memory_run(), 0, reason=reason)
     yield "skipped", run_of(*(replace(t, status="skipped", reason="not here", steps=None)
@@ -211,7 +211,7 @@ def odd() -> Iterator[tuple[str, Run]]:
     )  # fmt: skip
     predicted = predicted_only("amp", uncovered=tuple(f"custom.op{i}" for i in range(40)))
     yield "measured and predicted", run_of(*ledger_run().of(Training), predicted)
-    named = arm("O1", 5_000, causes=(Cause("pad", "", "pad", 5.0),))
+    named = variant("O1", 5_000, causes=(Cause("pad", "", "pad", 5.0),))
     both = run_of(with_fixes(("pad", None, None)), named)
     yield "a fix that is its own name, and one without numbers", both
 
@@ -246,7 +246,7 @@ def test_any_run_fits_and_hides_nothing(found: list[Training], width: int) -> No
         run = run.with_other(training)
     text = checked(run, width)
     view = view_of(run)
-    for training in view.arms:
+    for training in view.variants:
         for cause in training.causes if is_sound(view, training) else ():
             for words in (cause.title, cause.why):
                 assert "".join(fmt.clean(words).split()) in text
@@ -266,9 +266,9 @@ def test_odd_runs_fit() -> None:
     wide = replace(steps_of(10.0, convolutions=-1.0), causes=causes)
     blank = replace(wide, ledger=tuple(replace(line, term="\n") for line in wide.ledger))
     alone = replace(predicted_only("amp"), ledger=wide.ledger, causes=causes)
-    for arms in ((wide,), (blank,), (alone,), ()):
+    for variants in ((wide,), (blank,), (alone,), ()):
         for width in WIDTHS:
-            checked(run_of(*arms), width)
+            checked(run_of(*variants), width)
     for ms in (math.nan, math.inf):  # is not drawn
         run = run_of(steps_of(10.0, 5.0, convolutions=ms))
         checked(run, 100)
@@ -299,7 +299,7 @@ def test_kernels_and_trainings_share_a_file(
 @given(ledgers())
 def test_a_ledger_adds_up(lines: tuple[LedgerLine, ...]) -> None:
     """As a table and as a waterfall; nothing is lost."""
-    training = arm("amp", 256 / 0.0421, ledger=lines, ledger_base="fp32")
+    training = variant("amp", 256 / 0.0421, ledger=lines, ledger_base="fp32")
     largest = max(abs(line.ms) for line in lines)
     for fold in (True, False):
         *terms, whole = changes(training, fold=fold)
@@ -375,7 +375,7 @@ def test_nothing_is_explained_that_was_not_measured(
     """A line in place of ledger, causes and fixes; the speed is shown, the file has it all."""
     causes = (replace(CAUSES[0], measured_gain_pct=49.0), *CAUSES[1:])
     made = replace(steps_of(100.0, **terms), causes=causes, speedup={"fp32": ratio}, limit="host")
-    run = run_of(arm("fp32", 256 / 0.1), made)
+    run = run_of(variant("fp32", 256 / 0.1), made)
     text = " ".join(shown(run, details=True).split())
     assert said in text
     for one in ("where the time of a step goes", "What limits", "saves", "Try", "measured +49.0 %"):
@@ -408,7 +408,7 @@ def test_no_answer_claims_more_than_its_table() -> None:
             run = read_run(path)
             view, found = view_of(run), report(run)
             said = " ".join(line.text for line in found.answer)
-            for one in view.arms:
+            for one in view.variants:
                 count += 1
                 for gain in one.speedup.values():
                     ratio = f"{figures.times(gain)} ({view.where(one)})"
@@ -419,8 +419,8 @@ def test_no_answer_claims_more_than_its_table() -> None:
                     assert figures.is_clear(one.speedup["previous"])
                     assert one.speedup["previous"].ratio > 1
             for row in chain.from_iterable(part.rows for part in found.parts):
-                if isinstance(row.item, dict) and "arm" in row.item:
-                    group = next(one for one in view.groups if row.item["arm"] in one.arms)
+                if isinstance(row.item, dict) and "variant" in row.item:
+                    group = next(one for one in view.groups if row.item["variant"] in one.variants)
                     ruined = bool(group.ruined_pct)
                     cells = [cell for name, cell in row.item.items() if name.startswith("x ")]
                     assert all(marked == ruined for _, marked in cells)
@@ -433,9 +433,11 @@ def test_fp8_in_no_layer_is_never_faster(layers: int) -> None:
     faster, gain = {"amp-bf16": ratio_of(1.04)}, Ratio(1.1, (1.05, 1.15))
     shape = LayerGain(4096, 1024, 4096, 1, gain, bool(layers))
     part = PartGain(24, 1e-3, (shape,), gain if layers else None)
-    auto = arm("fp8-auto", 104, speedup=faster, fp8_gains=(part,), float8_layers=layers,
+    auto = variant("fp8-auto", 104, speedup=faster, fp8_gains=(part,), float8_layers=layers,
                linear_layers=49)  # fmt: skip
-    run = run_of(arm("amp-bf16", 100), arm("fp8", 90, speedup={"amp-bf16": ratio_of(0.9)}), auto)
+    run = run_of(
+        variant("amp-bf16", 100), variant("fp8", 90, speedup={"amp-bf16": ratio_of(0.9)}), auto
+    )
     assert ("fp8-auto trains" in " ".join(answer(run))) == bool(layers)
     below = " ".join(line for part in report(run).parts for line in part.below)
     saved = "predicted 2.18 ms saved, measured 98.5 of 2560"
@@ -464,7 +466,7 @@ def test_csv_and_bars_have_the_numbers_of_the_run() -> None:
         "gpu_util_min_pct": 93, "backward_gpu_s": 0.033,
     }  # fmt: skip
     assert {name: float(amp[name]) for name in numbers} == pytest.approx(numbers)
-    unwritten = arm("amp", 256 / 0.0421, predicted=predicted_of("amp", error_pct=None))
+    unwritten = variant("amp", 256 / 0.0421, predicted=predicted_of("amp", error_pct=None))
     (row,) = csv.DictReader(io.StringIO(to_csv(run_of(unwritten))))
     assert float(row["predicted_error_pct"]) == pytest.approx(2.9), "worked out"
     assert [(bar["label"], bar["value"]) for bar in bar_rows(view_of(amp_run()))] == [
@@ -484,10 +486,10 @@ def test_charts_have_every_recipe_and_every_bar_of_the_waterfall(name: str, tmp_
 
 
 def test_nothing_to_draw() -> None:
-    for arms in ([out_of_memory_run().of(Training)[0]], [predicted_only("fp32")]):
+    for variants in ([out_of_memory_run().of(Training)[0]], [predicted_only("fp32")]):
         with pytest.raises(UserError, match="nothing to draw"):
-            training_chart(run_of(*arms))
-    many = [arm("amp", 100 + i, case={"network": f"net{i}"}) for i in range(61)]
+            training_chart(run_of(*variants))
+    many = [variant("amp", 100 + i, case={"network": f"net{i}"}) for i in range(61)]
     with pytest.raises(UserError, match="more than 60 bars"):
         training_chart(run_of(*many))
 

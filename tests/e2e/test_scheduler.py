@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import bad_networks
 from samples.commands import Ran, run_here, warm_children
-from samples.training_runs import arm
+from samples.training_runs import variant
 
 from e2e.__main__ import main
 from e2e.commands import worker
@@ -54,7 +54,7 @@ def options(path: Path, **words: Any) -> TrainOptions:
 # ---------------------------------------------------------------- results
 
 
-def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) -> None:
+def test_a_variant_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) -> None:
     before = run.of(Training)[-1]
     assert before.causes
     steps = replace(before.steps, median_s=2 * before.steps.median_s)
@@ -196,7 +196,7 @@ def test_a_fault_of_the_gpu_costs_the_recipe_alone_in_whose_step_it_is(
 )  # fmt: skip
 def test_what_is_announced_is_right_from_a_third_on(
     start_s: float, set_up_s: float, budget_s: float, record_s: float,
-    arms: int, comparisons: int, trainings: int,
+    variants: int, comparisons: int, trainings: int,
 ) -> None:  # fmt: skip
     """Of a run whose parts take as long as those of the same kind before."""
     now_s, said = 0.0, list[tuple[float, float]]()
@@ -210,7 +210,7 @@ def test_what_is_announced_is_right_from_a_third_on(
             if rest_s is not None:
                 said.append((now_s, rest_s))
 
-    cases = [arm("fp32", 1.0, case={"batch": i + 1}).case for i in range(arms)]
+    cases = [variant("fp32", 1.0, case={"batch": i + 1}).case for i in range(variants)]
     wait(start_s)
     assert not said, "before it is known what is to come"
     left.expect(Stage.TIMING, comparisons)
@@ -237,7 +237,7 @@ def test_what_is_announced_is_right_from_a_third_on(
         left.done()
     for at_s, rest_s in said:
         assert at_s >= 0.95 * (at_s + rest_s) / 3, "nothing is said before a third"
-        unknown_s = arms * comparisons * abs(RECORDING_S - record_s)  # until one was recorded
+        unknown_s = variants * comparisons * abs(RECORDING_S - record_s)  # until one was recorded
         assert abs(at_s + rest_s - now_s) <= 0.3 * now_s + unknown_s + 3.0 * trainings
     assert said
 
@@ -286,7 +286,7 @@ def train(file: Path, name: str, *words: object) -> Ran:
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_what_a_network_does_when_timed_is_its_arms_reason(tmp_path: Path, name: str) -> None:
+def test_what_a_network_does_when_timed_is_its_variants_reason(tmp_path: Path, name: str) -> None:
     file = tmp_path / "run.json"
     ran = train(file, name)
     assert ran.returncode == 1

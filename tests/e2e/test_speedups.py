@@ -30,7 +30,7 @@ def timed(blocks: Blocks) -> StepTimes:
     return StepTimes(times, times, sizes, median(times), None, sum(times), len(times))
 
 
-def arm(recipe: str, blocks: Blocks | None = None, **case: Any) -> Training:
+def variant(recipe: str, blocks: Blocks | None = None, **case: Any) -> Training:
     """A training of this recipe with these times; without any it failed."""
     made = replace(CASE, recipe=recipe, **case)
     if blocks is None:
@@ -42,8 +42,8 @@ def steady(step_s: float, rounds: int = 7) -> list[list[float]]:
     return [[step_s] * 3 for _ in range(rounds)]
 
 
-def gained(*arms: Training, rungs: dict[str, str | None] | None = None) -> list[Training]:
-    return with_speedups(arms, rungs or {})
+def gained(*variants: Training, rungs: dict[str, str | None] | None = None) -> list[Training]:
+    return with_speedups(variants, rungs or {})
 
 
 # ---------------------------------------------------------------- against baselines
@@ -66,30 +66,30 @@ def test_ledgers_start_at_the_slowest(recipe: str, among: Sequence[str], base: s
 def test_a_ratio_is_the_geometric_mean_of_those_of_medians_and_in_its_interval() -> None:
     slow = [[4.0, 4.0, 40.0], [6.0, 5.0, 7.0], [9.0]]  # medians 4, 6, 9
     fast = [[2.0, 1.0, 2.0], [2.0, 2.0], [1.0, 3.0, 100.0]]  # medians 2, 2, 3
-    _, amp = gained(arm("fp32", slow), arm("amp", fast))
+    _, amp = gained(variant("fp32", slow), variant("amp", fast))
     assert amp.speedup["fp32"].ratio == pytest.approx((4 / 2 * 6 / 2 * 9 / 3) ** (1 / 3))
-    _, amp = gained(arm("fp32", steady(0.2)), arm("amp", steady(0.1)))
+    _, amp = gained(variant("fp32", steady(0.2)), variant("amp", steady(0.1)))
     ratio = amp.speedup["fp32"]
     assert ratio.ratio == pytest.approx(2.0)
     assert ratio.ci95[0] <= ratio.ratio <= ratio.ci95[1]
     assert ratio.ci95[1] - ratio.ci95[0] < 1e-4
-    _, once = gained(arm("fp32", steady(0.3, rounds=1)), arm("amp", steady(0.1, rounds=1)))
+    _, once = gained(variant("fp32", steady(0.3, rounds=1)), variant("amp", steady(0.1, rounds=1)))
     assert once.speedup["fp32"].ratio == pytest.approx(3.0)
     assert once.speedup["fp32"].ci95 is None, "one round has no interval"
     slow, fast = (
         replace(one, steps=replace(one.steps, processes=(ProcessTime(place, 7, 0.1),)))
-        for place, one in enumerate((arm("fp32", steady(0.3)), arm("amp", steady(0.1))))
+        for place, one in enumerate((variant("fp32", steady(0.3)), variant("amp", steady(0.1))))
         if one.steps
     )
     found = gained(slow, fast)[1].speedup["fp32"]
     assert (found.ratio, found.ci95) == (pytest.approx(3.0), None)
 
 
-Arms = list[tuple[str, float | None, dict[str, Any]]]  # recipe, seconds a step or failed, case
+Variants = list[tuple[str, float | None, dict[str, Any]]]  # recipe, seconds a step or failed, case
 PLAIN: dict[str, Any] = {}
 NCHW = {"layout": "nchw"}
-# The arms, and of each what it is compared with.
-COMPARED: dict[str, tuple[Arms, list[dict[str, float]]]] = {
+# The variants, and of each what it is compared with.
+COMPARED: dict[str, tuple[Variants, list[dict[str, float]]]] = {
     "all recipes": (
         [("fp32", 0.4, PLAIN), ("tf32", 0.2, PLAIN), ("amp", 0.1, PLAIN)],
         [{"tf32": 0.5}, {"fp32": 2.0}, {"fp32": 4.0, "tf32": 2.0}],
@@ -115,21 +115,23 @@ COMPARED: dict[str, tuple[Arms, list[dict[str, float]]]] = {
         [("fp32", None, PLAIN), ("tf32", 0.2, PLAIN), ("amp", 0.1, PLAIN)],
         [{}, {}, {"tf32": 2.0}],
     ),
-    "an arm that failed": ([("fp32", 0.2, PLAIN), ("amp", None, PLAIN)], [{}, {}]),
-    "no arms": ([], []),
+    "a variant that failed": ([("fp32", 0.2, PLAIN), ("amp", None, PLAIN)], [{}, {}]),
+    "no variants": ([], []),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_what_is_compared_with_what(name: str) -> None:
-    arms, expected = COMPARED[name]
-    given = [arm(recipe, step_s and steady(step_s), **case) for recipe, step_s, case in arms]
+    variants, expected = COMPARED[name]
+    given = [
+        variant(recipe, step_s and steady(step_s), **case) for recipe, step_s, case in variants
+    ]
     found = gained(*given)
     ratios = [{base: ratio.ratio for base, ratio in t.speedup.items()} for t in found]
     assert ratios == [pytest.approx(one) for one in expected]
     for before, after in zip(given, found, strict=True):
         assert after.steps == before.steps
-        assert before.steps or after == before, "a failed arm comes out as it went in"
+        assert before.steps or after == before, "a failed variant comes out as it went in"
 
 
 some_blocks = st.lists(
@@ -144,12 +146,12 @@ def test_a_ratio_is_that_of_the_times_and_its_inverse_the_other_way_round(
 ) -> None:
     slower = [[factor * t for t in block] for block in blocks]
     for other, ratio in ((blocks, 1.0), (slower, factor)):
-        _, amp = gained(arm("fp32", other), arm("amp", blocks))
+        _, amp = gained(variant("fp32", other), variant("amp", blocks))
         found = amp.speedup["fp32"]
         assert found.ratio == pytest.approx(ratio)
         assert found.ci95[0] <= found.ratio <= found.ci95[1]
     other = [[drawn.uniform(1e-4, 10.0) for _ in block] for block in blocks]
-    there, back = (gained(arm("fp32", a), arm("amp", b))[1].speedup["fp32"].ratio
+    there, back = (gained(variant("fp32", a), variant("amp", b))[1].speedup["fp32"].ratio
                    for a, b in ((blocks, other), (other, blocks)))  # fmt: skip
     assert there * back == pytest.approx(1.0)
 
@@ -167,19 +169,19 @@ RUNGS: list[tuple[str, str, float, dict[str, Any]]] = [
 
 
 def ladder(*missing: str) -> tuple[list[Training], dict[str, str | None]]:
-    arms = [
-        arm(recipe, None if rung in missing else steady(step_s), **case)
+    variants = [
+        variant(recipe, None if rung in missing else steady(step_s), **case)
         for rung, recipe, step_s, case in RUNGS
     ]
     names: dict[str, str | None] = {
-        made.case.key: rung for made, (rung, *_) in zip(arms, RUNGS, strict=True)
+        made.case.key: rung for made, (rung, *_) in zip(variants, RUNGS, strict=True)
     }
-    return arms, names
+    return variants, names
 
 
 def test_each_rung_is_compared_with_the_first_and_the_one_below_unless_that_failed() -> None:
-    arms, rungs = ladder()
-    found = gained(*arms, rungs=rungs)
+    variants, rungs = ladder()
+    found = gained(*variants, rungs=rungs)
     assert [t.rung for t in found] == [rung for rung, *_ in RUNGS]
     assert not {"previous", "first"} & found[0].speedup.keys()
     for (below, here), training in zip(pairwise(RUNGS), found[1:], strict=True):
@@ -187,13 +189,13 @@ def test_each_rung_is_compared_with_the_first_and_the_one_below_unless_that_fail
         assert training.speedup["first"].ratio == pytest.approx(RUNGS[0][2] / here[2])
     product = math.prod(t.speedup["previous"].ratio for t in found[1:])
     assert product == pytest.approx(found[-1].speedup["first"].ratio)
-    arms, rungs = ladder("channels_last")
-    found = gained(*arms, rungs=rungs)
+    variants, rungs = ladder("channels_last")
+    found = gained(*variants, rungs=rungs)
     assert (found[2].status, found[2].rung) == ("failed", "channels_last")
     assert "previous" not in found[3].speedup, "it would be the gain of two changes"
     assert found[3].speedup["first"].ratio == pytest.approx(RUNGS[0][2] / RUNGS[3][2])
-    arms[2] = replace(arms[2], status="skipped")
-    after = gained(*arms, rungs=rungs)[3]
+    variants[2] = replace(variants[2], status="skipped")
+    after = gained(*variants, rungs=rungs)[3]
     assert after.speedup["previous"].ratio == pytest.approx(RUNGS[1][2] / RUNGS[3][2])
 
 
@@ -208,7 +210,7 @@ def judged(
     times = replace(timed([[1.0] * steps]), wall_s=wall * steps, **changes)
     case = {"data": "folder", "loader": "pillow"} if fed else {}
     training = replace(
-        arm("amp", [[1.0]], graph=graph, **case), steps=times, skipped_steps=skipped,
+        variant("amp", [[1.0]], graph=graph, **case), steps=times, skipped_steps=skipped,
         phases=(Phase("data", None, waits), Phase("forward", 0.5, 0.5)),
     )  # fmt: skip
     (found,) = gained(training)
@@ -285,7 +287,7 @@ def test_a_gap_has_the_cause_of_its_side_and_a_few_slow_steps_show_in_the_wall_t
     assert causes[1] == causes[3] == HOST_WANDERS[0]
     assert len({*causes}) == 3
     assert cause(wall=1.2, skipped=0) == causes[2], "where the bottleneck is not known"
-    (found,) = gained(arm("amp", [[0.1] * 9 + [1.0] for _ in range(7)]))
+    (found,) = gained(variant("amp", [[0.1] * 9 + [1.0] for _ in range(7)]))
     assert found.per_s == pytest.approx(BATCH / 0.1)
     assert found.wall_per_s == pytest.approx(BATCH / 0.19)
     assert len(found.warnings) == 1

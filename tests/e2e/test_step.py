@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.traces import BACKWARD, MAIN, MS, US, Made, Tape, begun, recorded, traces
 from samples.train_cases import Checkpointed
-from samples.training_runs import arm
+from samples.training_runs import variant
 from torch import Tensor, nn
 
 from e2e.profile import halfway_watch
@@ -624,8 +624,8 @@ def test_recorded_steps_add_up_a_slow_layer_is_first_and_is_named_alike_over_sev
     plain, slow = recorded_of(network(1)), recorded_of(network(100))
     layer, part = next(iter(products_of(slow).items()))
     assert (layer, part.dtype) == ("2", "float32")
-    base = arm("fp32", 1e9 / plain.window_ns * 2 * 256, traced=plain)
-    other = arm("amp", 1e9 / slow.window_ns * 2 * 256, traced=slow)
+    base = variant("fp32", 1e9 / plain.window_ns * 2 * 256, traced=plain)
+    other = variant("amp", 1e9 / slow.window_ns * 2 * 256, traced=slow)
     changed = next(x for x in ledger(base, other) if x.term == terms.MATRIX_PRODUCTS)
     assert changed.ms > 0
     assert changed.detail.partition("; ")[2].startswith("2 +")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from samples.training_runs import arm, repeats, run_of
+from samples.training_runs import repeats, run_of, variant
 
 from e2e.__main__ import app
 from e2e.studies.cells import COLUMNS, half_interval
@@ -246,8 +246,8 @@ def test_cells_that_differ_in_workers_and_warm_up_alone_have_each_its_figures(
 ) -> None:
     """In one run and across runs: a cell is the result under its case's key, nothing is guessed."""
     cases = [{"workers": count, "warmup": steps} for count in (1, 4) for steps in (0, 100)]
-    one = [arm("fp32", 100.0 * i, case=case) for i, case in enumerate(cases[:3], 1)]
-    found = folder(tmp_path, SMALL, one=one, two=[arm("fp32", 400.0, case=cases[3])])
+    one = [variant("fp32", 100.0 * i, case=case) for i, case in enumerate(cases[:3], 1)]
+    found = folder(tmp_path, SMALL, one=one, two=[variant("fp32", 400.0, case=cases[3])])
     assert [(row["cell"], row["workers"], row["warmup"]) for row in found] == [
         ("one-1", "1", "0"), ("one-2", "1", "100"), ("one-3", "4", "0"), ("two-1", "4", "100"),
     ]  # fmt: skip
@@ -260,9 +260,9 @@ def test_cells_that_differ_in_workers_and_warm_up_alone_have_each_its_figures(
 
 
 def test_a_cell_without_values_says_why_in_place_of_them(tmp_path: Path) -> None:
-    lost = arm("amp", 250.0, status="skipped", reason="out of memory", steps=None)
+    lost = variant("amp", 250.0, status="skipped", reason="out of memory", steps=None)
     folder(tmp_path, SMALL.replace('value = "per_s"', 'value = "per_s", unit = " img/s"'),
-           one=[arm("fp32", 100.0), lost])  # fmt: skip
+           one=[variant("fp32", 100.0), lost])  # fmt: skip
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "| fp32 | 100 img/s | one-1 |" in text
     assert "| amp | skipped | one-2 |" in text
@@ -272,7 +272,7 @@ def test_a_cell_without_values_says_why_in_place_of_them(tmp_path: Path) -> None
 def test_what_is_projected_is_by_the_epochs_that_were_run(tmp_path: Path) -> None:
     """Not by those of the file, which the user may have replaced."""
     text = SMALL.replace("repeats = 4", "of_epochs = 600").replace("iterations = 40", "epochs = 3")
-    done = arm("fp32", 100.0, repeats=repeats(0.6, 1.0, 9.0, count=1))
+    done = variant("fp32", 100.0, repeats=repeats(0.6, 1.0, 9.0, count=1))
     run = run_of(done, settings={"training": {"epochs": 2}})
     folder(tmp_path, text, one=[])
     write_run(run, tmp_path / "runs/one.json")
@@ -283,7 +283,7 @@ def test_what_is_projected_is_by_the_epochs_that_were_run(tmp_path: Path) -> Non
 def test_a_template_is_called_that_and_is_no_cells(tmp_path: Path) -> None:
     blank = SMALL.replace("100], [", '"-"], [').replace("250", '"-"')
     text = blank.replace('title = "theirs"', 'title = "theirs"\ntemplate = true')
-    folder(tmp_path, text, one=[arm("fp32", 100.0)])
+    folder(tmp_path, text, one=[variant("fp32", 100.0)])
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "The published table is a template without numbers." in report
     assert "| published |" not in report
@@ -303,8 +303,8 @@ def test_the_interval_of_a_few_repeats_holds_the_truth_in_95_of_100_studies(coun
 
 
 def test_of_repeats_that_diverged_there_is_no_mean() -> None:
-    training = arm("amp", 100.0, repeats=repeats(0.6, 1.0, 9.0, count=2))
-    lost = arm("amp", 100.0, repeats=(*training.repeats, *repeats(0.1, float("nan"), 9.0, 1)))
+    training = variant("amp", 100.0, repeats=repeats(0.6, 1.0, 9.0, count=2))
+    lost = variant("amp", 100.0, repeats=(*training.repeats, *repeats(0.1, float("nan"), 9.0, 1)))
     values = {name: [COLUMNS[name](one) for one in (training, lost)]
               for name in ("accuracy_pct", "accuracy_pct_ci95", "losses")}  # fmt: skip
     assert values["accuracy_pct"] == pytest.approx([59.9, 43.3], abs=0.1)

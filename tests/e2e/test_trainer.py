@@ -164,10 +164,10 @@ def test_two_half_batches_make_the_step_of_the_whole_one(recipe: str, optimizer:
 def test_layouts_compute_the_same(recipe: str) -> None:
     nchw, nhwc = (trainer_of(small_cnn(), recipe, layout=name) for name in ("nchw", "nhwc"))
     rel = {"fp32": 1e-4, "amp": 5e-3, "O2": 5e-3, "bf16": 5e-2}[recipe]
-    first, second = (trained(arm, pictures(), 3) for arm in (nchw, nhwc))
+    first, second = (trained(t, pictures(), 3) for t in (nchw, nhwc))
     assert first == pytest.approx(second, rel=rel)
-    for arm, format in ((nchw, torch.contiguous_format), (nhwc, torch.channels_last)):
-        kernels = [w for w in arm.module.parameters() if w.dim() == 4 and min(w.shape[:2]) > 1]
+    for variant, format in ((nchw, torch.contiguous_format), (nhwc, torch.channels_last)):
+        kernels = [w for w in variant.module.parameters() if w.dim() == 4 and min(w.shape[:2]) > 1]
         assert kernels
         assert all(w.is_contiguous(memory_format=format) for w in kernels), "also after training"
 
@@ -544,24 +544,24 @@ def _no_code_generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_code_generation")
-def test_every_compiled_arm_has_a_graph_of_its_own() -> None:
+def test_every_compiled_variant_has_a_graph_of_its_own() -> None:
     """Not one made general because two batches were seen, nor none beyond Dynamo's limit of 8."""
     counters = torch._dynamo.utils.counters
     counters.clear()
-    arms = [(name, size) for size in (8, 16) for name in ("fp32", "tf32", "amp", "bf16", "O2")]
-    trainers = [trainer_of(MLP, recipe=name, compile=True) for name, _ in arms]
+    variants = [(name, size) for size in (8, 16) for name in ("fp32", "tf32", "amp", "bf16", "O2")]
+    trainers = [trainer_of(MLP, recipe=name, compile=True) for name, _ in variants]
     for steps in (2, 1):  # nothing is compiled twice
-        for trainer, (_, size) in zip(trainers, arms, strict=True):
+        for trainer, (_, size) in zip(trainers, variants, strict=True):
             trainer.set_backend_flags()
             trained(trainer, samples(batch=size), steps)
-        assert counters["stats"]["unique_graphs"] == len(arms)
+        assert counters["stats"]["unique_graphs"] == len(variants)
 
 
 @pytest.mark.usefixtures("_no_code_generation")
-def test_a_compiled_arm_learns_the_same() -> None:
+def test_a_compiled_variant_learns_the_same() -> None:
     compiled, plain = (trainer_of(MLP, recipe="amp", compile=how) for how in (True, False))
     for _ in range(2):
-        found = [trained(arm, samples(), 3) for arm in (compiled, plain)]
+        found = [trained(t, samples(), 3) for t in (compiled, plain)]
         assert found[0] == pytest.approx(found[1], rel=1e-5)
         assert_close(weights_of(compiled), weights_of(plain), rtol=1e-3, atol=1e-4)
         compiled.restart(1)

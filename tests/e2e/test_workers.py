@@ -224,7 +224,7 @@ def in_order(data: InMemory, count: int) -> list[list[int]]:
 # ---------------------------------------------------------------- sharing
 
 
-def test_arms_that_load_alike_take_turns_with_one_loader(
+def test_variants_that_load_alike_take_turns_with_one_loader(
     data: InMemory, fed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[LoadSpec] = []

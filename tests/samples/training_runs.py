@@ -50,7 +50,7 @@ STEPS_MS = {"fp32": 242.0, "tf32": 94.5, "amp": 42.1}
 SEEN = {"fp32": -0.3, "tf32": 0.2, "amp": 2.9}  # error of the predicted step, %
 
 
-def arm(
+def variant(
     recipe: str,
     per_s: float,
     *,
@@ -87,7 +87,7 @@ def arm(
 
 
 def compared(trainings: Sequence[Training], half_pct: float | None = 0.4) -> list[Training]:
-    """The arms of one group, each with its ratio to those of fp32 and tf32."""
+    """The variants of one group, each with its ratio to those of fp32 and tf32."""
     base = {t.case.recipe: t.step_s for t in trainings if t.case.recipe in ("fp32", "tf32")}
     return [
         replace(t, speedup={
@@ -116,8 +116,8 @@ def amp_run() -> Run:
     """Three recipes on a GPU, with intervals, phases and the device's state."""
     phases = {"data": (0.0, 1e-5), "copy": (1.1e-3, 2e-4), "forward": (0.012, 0.007),
               "backward": (0.033, 0.011), "optimizer": (1.2e-3, 2.4e-3)}  # fmt: skip
-    arms = [
-        arm(
+    variants = [
+        variant(
             recipe,
             per_s,
             memory_peak_bytes=int(peak_gb * GB),
@@ -130,8 +130,8 @@ def amp_run() -> Run:
         )
         for recipe, (per_s, peak_gb, power_w) in RATES.items()
     ]
-    arms[2] = replace(arms[2], warnings=(WIDE,))
-    return run_of(*compared(arms))
+    variants[2] = replace(variants[2], warnings=(WIDE,))
+    return run_of(*compared(variants))
 
 
 def ladder_run() -> Run:
@@ -145,7 +145,7 @@ def ladder_run() -> Run:
             speedup = {"previous": ratio_of(per_s / (found[-1].per_s or 1)),
                        "first": ratio_of(per_s / LADDER[0][3])}  # fmt: skip
         found.append(
-            arm(recipe, per_s, case=options, rung=rung, speedup=speedup,
+            variant(recipe, per_s, case=options, rung=rung, speedup=speedup,
                 memory_peak_bytes=int((41.6 if recipe != "amp" else 21.7) * GB),
                 state=DeviceState(power_w=690.0 - 10 * len(found)),
                 compile_s=34.0 if options.get("compile") else 0.8,
@@ -155,14 +155,14 @@ def ladder_run() -> Run:
 
 
 def out_of_memory_run() -> Run:
-    """One arm did not fit."""
+    """One variant did not fit."""
     lost = Training(
         TrainCase("resnet50", "fp32", 1024, "3x224x224", "nhwc"), "failed",
         "out of memory: peak 78.3 GB; batch 512 fits",
         memory_peak_bytes=int(78.3 * GB), fits_batch=512,
     )  # fmt: skip
     rest = [
-        arm(recipe, RATES[recipe][0], units=1024, case={"batch": 1024},
+        variant(recipe, RATES[recipe][0], units=1024, case={"batch": 1024},
             memory_peak_bytes=int(2 * RATES[recipe][1] * GB))
         for recipe in ("tf32", "amp")
     ]  # fmt: skip
@@ -185,12 +185,12 @@ def sweep_run() -> Run:
     """Batches times recipes with repeats, on generated data."""
     found: list[Training] = []
     for batch in (128, 256, 512, 1024, 2048):
-        arms = []
+        variants = []
         for recipe, (top, half_batch, lost) in SWEPT.items():
             per_s = top * batch / (batch + half_batch)
             host = recipe != "fp32" and batch < 512
-            arms.append(
-                arm(recipe, per_s, units=batch, busy=0.55 if host else 0.98,
+            variants.append(
+                variant(recipe, per_s, units=batch, busy=0.55 if host else 0.98,
                     case={"network": "vgg16-cifar", "batch": batch, "input": "3x32x32",
                           "data": "generated", "loader": "resident"},
                     limit="host" if host else "gpu",
@@ -198,7 +198,7 @@ def sweep_run() -> Run:
                     repeats=repeats(0.91 - batch / 1e5 - lost, 0.3, 100 * batch / per_s),
                     converged=True, chance=0.1)
             )  # fmt: skip
-        found += compared(arms)
+        found += compared(variants)
     return run_of(*found, command=("python", "-m", "e2e", "vgg16-cifar"))
 
 
@@ -207,27 +207,29 @@ def broken_run() -> Run:
     settings = {"network": "wrn-28-10", "batch": 128, "input": "3x32x32"} | {
         "data": "cifar10", "loader": "resident"}  # fmt: skip
     lost = tuple(Repeat(s, 3910, 31.0, 2.3, None, None, None) for s in (1, 2, 3))
-    arms = [
-        arm("O0", 2_100, units=128, case=settings, converged=True, chance=0.1,
+    variants = [
+        variant("O0", 2_100, units=128, case=settings, converged=True, chance=0.1,
             repeats=repeats(0.93, 0.26, 186.0, 3)),
-        arm("fp32", 2_110, units=128, case=settings, converged=True, chance=0.1,
+        variant("fp32", 2_110, units=128, case=settings, converged=True, chance=0.1,
             repeats=repeats(0.93, 0.26, 186.0, 3)),
-        arm("O2", 5_300, units=128, case=settings, converged=True, chance=0.1,
+        variant("O2", 5_300, units=128, case=settings, converged=True, chance=0.1,
             repeats=repeats(0.929, 0.27, 75.0, 3, skipped=4), skipped_steps=2),
-        arm("O3", 5_500, units=128, case=settings, converged=False,
+        variant("O3", 5_500, units=128, case=settings, converged=False,
             convergence="loss is not finite from step 214 on", chance=0.1, repeats=lost),
     ]  # fmt: skip
-    return run_of(*compared(arms), command=("python", "-m", "e2e", "wrn-28-10"))
+    return run_of(*compared(variants), command=("python", "-m", "e2e", "wrn-28-10"))
 
 
 def cpu_run() -> Run:
     """Two cores: no power, no memory, no utilisation."""
     case = {"batch": 8, "layout": "nchw"}
-    arms = [arm("fp32", 4.1, units=8, case=case, busy=None, half_pct=2.4, limit=None),
-            arm("amp", 4.2, units=8, case=case, busy=None, half_pct=2.1, limit=None)]  # fmt: skip
-    arms = [replace(a, steps=replace(a.steps, host_s=None, launches=None)) for a in arms if a.steps]
+    same: dict[str, Any] = {"units": 8, "case": case, "busy": None, "limit": None}
+    made = variant("fp32", 4.1, half_pct=2.4, **same), variant("amp", 4.2, half_pct=2.1, **same)
+    variants = [
+        replace(a, steps=replace(a.steps, host_s=None, launches=None)) for a in made if a.steps
+    ]
     device = {"name": "AMD EPYC 9V74, 2 cores", "kind": "cpu"}
-    return run_of(*compared(arms, 4.0), device=device, software={"torch": "2.11.0"})
+    return run_of(*compared(variants, 4.0), device=device, software={"torch": "2.11.0"})
 
 
 def evaluation_run() -> Run:
@@ -240,7 +242,7 @@ def evaluation_run() -> Run:
         "residual": (0.2, 0.2, 0.1),
     }
     whole = [sum(ms) for ms in zip(*terms.values(), strict=True)]
-    arms: list[Training] = []
+    variants: list[Training] = []
     for batch, times_ms in ((1, (6.1, 5.9, 7.4)), (256, whole)):
         group: list[Training] = []
         for place, (recipe, ms) in enumerate(zip(RATES, times_ms, strict=True)):
@@ -259,33 +261,33 @@ def evaluation_run() -> Run:
             }  # fmt: skip
             phases = tuple(Phase(name, share * ms / 1e3, share * ms / 2e3)
                            for name, share in (("copy", 0.02), ("forward", 0.97)))  # fmt: skip
-            group.append(arm(
+            group.append(variant(
                 recipe, 1e3 * batch / ms, units=batch, case=case, half_pct=0.3 if place else 0.2,
                 busy=0.98 if batch > 1 else 0.4, limit="gpu" if batch > 1 else "host",
                 memory_peak_bytes=int((0.2 + 0.02 * batch / (1 + place // 2)) * GB), phases=phases,
                 **(explained if place and batch > 1 else {}),
             ))  # fmt: skip
-        arms += compared(group)
-    return run_of(*arms, command=("python", "-m", "e2e", "resnet50", "--eval"))
+        variants += compared(group)
+    return run_of(*variants, command=("python", "-m", "e2e", "resnet50", "--eval"))
 
 
 def tokens_run() -> Run:
     """A decoder, whose throughput is in tokens, waiting for the host."""
     case = {"network": "gpt-124m", "batch": 16, "input": "1024", "layout": "", "optimizer": "adamw"}
     rates = {"fp32": 61_000, "tf32": 148_000, "amp-bf16": 402_000}
-    arms = [
-        arm(recipe, per_s, units=16 * 1024, case=case, unit="tok",
+    variants = [
+        variant(recipe, per_s, units=16 * 1024, case=case, unit="tok",
             busy=0.77 if recipe == "amp-bf16" else 0.99,
             limit="host" if recipe == "amp-bf16" else "gpu",
             memory_peak_bytes=18 * GB, state=DeviceState(power_w=610.0))
         for recipe, per_s in rates.items()
     ]  # fmt: skip
-    return run_of(*compared(arms))
+    return run_of(*compared(variants))
 
 
 def networks_run() -> Run:
     """Several networks of different units in one file."""
-    small = [arm(r, 3 * RATES[r][0], case={"network": "resnet18"}) for r in RATES]
+    small = [variant(r, 3 * RATES[r][0], case={"network": "resnet18"}) for r in RATES]
     return run_of(*compared(small), *amp_run().of(Training), *tokens_run().of(Training))
 
 
@@ -322,15 +324,15 @@ def predicted_of(recipe: str, **changes: Any) -> Predicted:
 
 def ledger_run() -> Run:
     """Three recipes, each predicted, measured, and accounted for."""
-    arms = [
-        arm(recipe, 256 / (ms / 1e3), predicted=predicted_of(recipe),
+    variants = [
+        variant(recipe, 256 / (ms / 1e3), predicted=predicted_of(recipe),
             memory_peak_bytes=int((11.7 if recipe == "amp" else 22.5) * GB),
             ledger=ledger_of("fp32", recipe) if recipe != "fp32" else (),
             ledger_base="fp32" if recipe != "fp32" else None,
             bound=242 / (242 - 196.81) if recipe != "fp32" else None)
         for recipe, ms in STEPS_MS.items()
     ]  # fmt: skip
-    return run_of(*compared(arms))
+    return run_of(*compared(variants))
 
 
 def host_run() -> Run:
@@ -345,8 +347,8 @@ def host_run() -> Run:
     missing = ("mylib.fancy_attention (unknown operation)", "aten.nonzero")
     gain = {"fp32": 17.1 / 11.9}
     step = Predicted(0.0119, (0.0107, 0.0131), "host", gain, int(1.3 * GB), missing, -11.8)
-    base = arm("fp32", 16 / 0.0172, units=16, case=case)
-    amp = arm(
+    base = variant("fp32", 16 / 0.0172, units=16, case=case)
+    amp = variant(
         "amp", 16 / (last / 1e3), units=16, case=case, limit="gpu", predicted=step, ledger=ledger,
         ledger_base="fp32", bound=3.9, memory_peak_bytes=int(1.35 * GB),
     )  # fmt: skip
@@ -367,7 +369,7 @@ def predicted_only(recipe: str, **changes: Any) -> Training:
 
 def predicted_run() -> Run:
     """One was timed too, one lacks an operation's time, and launches may be the limit of one."""
-    timed = arm("fp32", 256 / 0.242, predicted=predicted_only("fp32").predicted)
+    timed = variant("fp32", 256 / 0.242, predicted=predicted_only("fp32").predicted)
     lacks = ("2 x aten.nonzero.default: why (2 of 605 calls)",)
     return run_of(
         timed, predicted_only("tf32", interval_s=None, uncovered=lacks, host_s=0.05),

@@ -1,7 +1,7 @@
 """The trainings of a run, grouped as they were timed interleaved, and a name for each.
 
 Each setting is shown once: in the header when all trainings share it, above a group when it differs
-between groups only, in an arm's name when it differs within a group.
+between groups only, in a variant's name when it differs within a group.
 """
 
 from __future__ import annotations
@@ -55,38 +55,38 @@ def in_words(case: TrainCase, names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Group:
-    """Arms that were timed interleaved; `title` has the settings that distinguish them, or ""."""
+    """Variants that were timed interleaved; `title` has the settings that distinguish them."""
 
     title: str
-    arms: tuple[Training, ...]
+    variants: tuple[Training, ...]
 
     @property
     def case(self) -> TrainCase:
-        """A case of the group, for the settings that its arms share."""
-        return self.arms[0].case
+        """A case of the group, for the settings that its variants share."""
+        return self.variants[0].case
 
     @property
     def ruined_pct(self) -> float:
         """Half of its widest interval in per cent, where that is too wide for a verdict; else 0."""
-        ratios = [ratio for arm in self.arms for ratio in arm.speedup.values()]
-        return max([arm.ruined_pct for arm in self.arms] + [ratio.ruined_pct for ratio in ratios])
+        ratios = [ratio for t in self.variants for ratio in t.speedup.values()]
+        return max([t.ruined_pct for t in self.variants] + [ratio.ruined_pct for ratio in ratios])
 
     @property
     def taught_nothing(self) -> bool:
         """Whether no recipe converged of several that were all judged, or none that did is above
         those at chance level: accuracies, less and more their deviations, overlap.
         """
-        timed = [arm for arm in self.arms if arm.steps]
-        lost = [arm for arm in timed if arm.converged is False]
-        won = [arm for arm in timed if arm.converged]
+        timed = [t for t in self.variants if t.steps]
+        lost = [t for t in timed if t.converged is False]
+        won = [t for t in timed if t.converged]
         if not won:
-            judged = all(arm.converged is False or arm.convergence for arm in timed)
+            judged = all(t.converged is False or t.convergence for t in timed)
             return bool(lost) and judged and len(timed) > 1
         at_chance = [
-            sum(arm.accuracy) for arm in lost
-            if arm.accuracy and arm.chance and arm.accuracy[0] - 2 * arm.accuracy[1] <= arm.chance
+            sum(t.accuracy) for t in lost
+            if t.accuracy and t.chance and t.accuracy[0] - 2 * t.accuracy[1] <= t.chance
         ]  # fmt: skip
-        least = [arm.accuracy[0] - arm.accuracy[1] if arm.accuracy else math.inf for arm in won]
+        least = [t.accuracy[0] - t.accuracy[1] if t.accuracy else math.inf for t in won]
         return bool(at_chance) and max(least) <= max(at_chance)
 
 
@@ -98,38 +98,38 @@ class View:
     within: tuple[str, ...]
 
     def label(self, training: Training) -> str:
-        """The arm in a few words: its rung, or its recipe and settings ("amp nhwc +compile")."""
+        """The variant in few words: its rung, or its recipe and settings ("amp nhwc +compile")."""
         if training.rung is not None:
             rung = fmt.clean(training.rung)
-            start = any(group.arms[0].case.key == training.case.key for group in self.groups)
+            start = any(group.variants[0].case.key == training.case.key for group in self.groups)
             return (rung if start else f"+ {rung.removeprefix('+').lstrip()}") or "-"
         parts = [fmt.clean(training.case.recipe), *in_words(training.case, self.within)]
         return " ".join(part for part in parts if part) or "-"
 
     @property
-    def arms(self) -> list[Training]:
-        """The arms of all groups."""
-        return [arm for group in self.groups for arm in group.arms]
+    def variants(self) -> list[Training]:
+        """The variants of all groups."""
+        return [t for group in self.groups for t in group.variants]
 
     @property
     def unit(self) -> str:
-        """The unit that all arms count ("img"); "" where units differ."""
-        units = {arm.unit for arm in self.arms}
+        """The unit that all variants count ("img"); "" where units differ."""
+        units = {t.unit for t in self.variants}
         return units.pop() if len(units) == 1 else ""
 
     @property
     def evaluates(self) -> bool:
-        """Whether all arms are the forward pass alone, as inference runs it."""
-        return bool(self.arms) and all(arm.case.evaluation for arm in self.arms)
+        """Whether all variants are the forward pass alone, as inference runs it."""
+        return bool(self.variants) and all(t.case.evaluation for t in self.variants)
 
     @property
     def step(self) -> str:
         """What is timed: "step", or "forward pass"."""
-        return step_word(self.arms[0]) if self.evaluates else "step"
+        return step_word(self.variants[0]) if self.evaluates else "step"
 
     def group_of(self, training: Training) -> Group:
-        """The group that the arm belongs to."""
-        return next(g for g in self.groups if any(arm is training for arm in g.arms))
+        """The group that the variant belongs to."""
+        return next(g for g in self.groups if any(t is training for t in g.variants))
 
     def where(self, training: Training) -> str:
         """What tells its group from others in few words: "resnet50, batch 256"; "" for one group.
@@ -143,7 +143,7 @@ class View:
         return ", ".join(in_words(training.case, names))
 
     def named(self, training: Training) -> str:
-        """The arm among all of the run, in few words: "amp (batch 256)"."""
+        """The variant among all of the run, in few words: "amp (batch 256)"."""
         where = self.where(training)
         return self.label(training) + f" ({where})" * bool(where)
 
@@ -153,23 +153,23 @@ class View:
         return training.converged is False or (unjudged and self.group_of(training).taught_nothing)
 
     def only(self, keep: Callable[[Training], bool]) -> View:
-        """The view with only these arms; settings are shown in the same places."""
+        """The view with only these variants; settings are shown in the same places."""
         groups = [
-            Group(group.title, tuple(filter(keep, group.arms)))
+            Group(group.title, tuple(filter(keep, group.variants)))
             for group in self.groups
-            if any(map(keep, group.arms))
+            if any(map(keep, group.variants))
         ]
         return replace(self, groups=tuple(groups))
 
     @property
     def compared(self) -> tuple[str, ...]:
         """The baselines of the speed-ups, in the columns' order; of a rung, other rungs only."""
-        climbs = any(name in arm.speedup for arm in self.arms for name in LADDER)
+        climbs = any(name in t.speedup for t in self.variants for name in LADDER)
         present = dict.fromkeys(
             name
-            for arm in self.arms
-            for name in arm.speedup
-            if name in LADDER or not climbs or arm.rung is None
+            for t in self.variants
+            for name in t.speedup
+            if name in LADDER or not climbs or t.rung is None
         )
         return in_order(present)
 
@@ -187,13 +187,13 @@ class View:
 
         `short` follows where ratios over it depend on how long cuDNN searched.
         """
-        present = {arm.case.recipe for arm in self.arms}
+        present = {t.case.recipe for t in self.variants}
         stands = next((r for r in BASELINES.get(name, ()) if r in present), name)
         return stands + short * self.is_short(name)
 
     def is_short(self, name: str) -> bool:
         """Whether ratios over this baseline depend on how long cuDNN searched."""
-        return is_short("fp32" if name == "first" else name, self.arms)
+        return is_short("fp32" if name == "first" else name, self.variants)
 
     @property
     def families(self) -> list[list[Group]]:
@@ -203,13 +203,13 @@ class View:
         return [sorted(family, key=lambda group: group.case.batch) for family in families.values()]
 
     def is_baseline(self, training: Training) -> bool:
-        """Whether the arm is only a baseline for others."""
+        """Whether the variant is only a baseline for others."""
         return training.rung is None and training.case.recipe not in self.asked
 
     @property
     def asked(self) -> tuple[str, ...]:
         """The recipes that the run is about: all but those that are only baselines."""
-        names = list(dict.fromkeys(arm.case.recipe for arm in self.arms))
+        names = list(dict.fromkeys(t.case.recipe for t in self.variants))
         others = [name for name in names if not any(name in some for some in BASELINES.values())]
         return tuple(others or [n for n in names if n not in BASELINES["fp32"]] or names)
 
@@ -234,12 +234,13 @@ def view_of(run: Run) -> View:
     groups = grouped((training.case.group, training) for training in trainings)
     bases = chain(*BASELINES.values())
     if not {training.case.recipe for training in trainings} & {*bases}:
-        groups = {key: _against_first(arms) for key, arms in groups.items()}
+        groups = {key: _against_first(variants) for key, variants in groups.items()}
     varying = _varying(run.of(Training))
-    within = {name for arms in groups.values() for name in _varying(arms)}
+    within = {name for variants in groups.values() for name in _varying(variants)}
     between = [name for name in varying if name not in within]
     made = [
-        Group(", ".join(in_words(arms[0].case, between)), tuple(arms)) for arms in groups.values()
+        Group(", ".join(in_words(variants[0].case, between)), tuple(variants))
+        for variants in groups.values()
     ]
     return View(tuple(made), tuple(name for name in SETTINGS if name in within))
 
@@ -252,16 +253,22 @@ def _without_wrong_causes(training: Training) -> Training:
     return replace(training, causes=right)
 
 
-def _against_first(arms: Sequence[Training]) -> list[Training]:
-    """The arms of a group with their speed-ups over its first recipe, from the steps' intervals."""
-    first, group = arms[0].case.recipe, Group("", tuple(arms))
+def _against_first(variants: Sequence[Training]) -> list[Training]:
+    """The variants of a group with speed-ups over its first recipe, from the steps' intervals."""
+    first, group = variants[0].case.recipe, Group("", tuple(variants))
     compared: list[Training] = []
-    for arm in arms:
-        base = reference(arm, first, group)
-        if base and base.per_s and arm.per_s and arm.case.recipe != first and arm.rung is None:
-            gain = Scaling("", base, arm).efficiency.scaled(arm.case.gpus)
-            arm = replace(arm, speedup={**arm.speedup, first: gain})
-        compared.append(arm)
+    for variant in variants:
+        base = reference(variant, first, group)
+        if (
+            base
+            and base.per_s
+            and variant.per_s
+            and variant.case.recipe != first
+            and variant.rung is None
+        ):
+            gain = Scaling("", base, variant).efficiency.scaled(variant.case.gpus)
+            variant = replace(variant, speedup={**variant.speedup, first: gain})
+        compared.append(variant)
     return compared
 
 
@@ -299,19 +306,19 @@ def in_order(compared: Collection[str]) -> tuple[str, ...]:
     return (*known, *(name for name in compared if name not in known))
 
 
-def is_base(arm: Training, name: str, group: Group) -> bool:
-    """Whether the arm is the baseline of this name in its group."""
+def is_base(variant: Training, name: str, group: Group) -> bool:
+    """Whether the variant is the baseline of this name in its group."""
     if name in LADDER:
-        stands = (other for other in group.arms if other.steps or other.status == PREDICTED)
-        return arm is next(stands, None)
-    return arm.case.recipe in BASELINES.get(name, (name,))
+        stands = (other for other in group.variants if other.steps or other.status == PREDICTED)
+        return variant is next(stands, None)
+    return variant.case.recipe in BASELINES.get(name, (name,))
 
 
 def reference(training: Training, name: str, group: Group) -> Training | None:
-    """The baseline of an arm: the one that differs in the recipe alone, else the first."""
-    bases = [arm for arm in group.arms if arm.steps and is_base(arm, name, group)]
+    """The baseline of a variant: the one that differs in the recipe alone, else the first."""
+    bases = [t for t in group.variants if t.steps and is_base(t, name, group)]
     options = attrgetter(*(option for option in OPTIONS if option not in OF_RECIPE))
-    alike = [arm for arm in bases if options(arm.case) == options(training.case)]
+    alike = [t for t in bases if options(t.case) == options(training.case)]
     return next(iter(alike or bases), None)
 
 
@@ -326,15 +333,15 @@ def step_word(training: Training) -> str:
 
 
 def trains(training: Training) -> str:
-    """What an arm does, before how much faster: "trains", or "runs"."""
+    """What a variant does, before how much faster: "trains", or "runs"."""
     return "runs" if training.case.evaluation else "trains"
 
 
 def was_run(training: Training) -> bool:
-    """Whether the arm was run, not only predicted; it may have failed."""
+    """Whether the variant was run, not only predicted; it may have failed."""
     return training.status != PREDICTED
 
 
 def reason(training: Training) -> str:
-    """Why an arm has no times."""
+    """Why a variant has no times."""
     return training.reason or "no reason given"
