@@ -153,9 +153,7 @@ def test_a_line_on_a_terminal_tells_the_time_left(folder: Path, tmp_path: Path) 
 RUNGS = ("fp32", "tf32", "channels_last", "amp", "fused", "compile", "graph")
 
 
-def test_a_ladder_compares_each_rung_with_the_one_before(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ladder_compares_each_rung(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled: what `torch.compile` returns then runs as it is."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     words = ("mine:build", "--ladder", *OWN)

@@ -53,9 +53,7 @@ def test_a_spreadsheet_computes_no_text_and_numbers_stay_numbers(value: Any, cel
     assert csv_text(value).replace("\t", "").replace("\r", "") == cell
 
 
-def test_names_of_files_are_printed_clean(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_file_names_are_printed_clean(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chart = tmp_path / "a\x1b[31m\u202eb.svg"
     assert main(["show", str(GEMM), "--chart", str(chart)]) == 0
     assert chart.exists()
@@ -114,9 +112,7 @@ def test_a_browser_runs_nothing_and_says_what_it_refuses(
     assert "owned" not in said[name]
 
 
-def test_an_image_has_text_as_text_and_a_comparison_folds_the_cases_of_one_run(
-    tmp_path: Path,
-) -> None:
+def test_an_image_has_text_as_text_and_a_comparison_folds_cases(tmp_path: Path) -> None:
     chart = tmp_path / "chart.svg"
     write_chart(report_of(planted(read_run(GEMM))).chart(), chart)
     assert "owned" in (text := chart.read_text(encoding="utf-8"))
@@ -134,9 +130,7 @@ def test_an_image_has_text_as_text_and_a_comparison_folds_the_cases_of_one_run(
     assert alone <= listed
 
 
-def test_a_folder_has_one_page_with_every_finding(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_has_one_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     names = ["fleet.json", "gemm-fp16.json", "train-resnet50.json"]
     for name in names:
         shutil.copy(GEMM.with_name(name), tmp_path / name)
@@ -156,9 +150,7 @@ def test_a_folder_has_one_page_with_every_finding(
     assert main(["report", str(tmp_path / "nothing")]) == 2
 
 
-def test_several_files_are_a_line_each_and_one_page(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_several_files_are_one_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = [str(GEMM), str(GEMM.with_name("fleet.json"))]
     assert main(["show", *files]) == 0
     assert capfd.readouterr().out.startswith("2 files, NVIDIA H200\n")

@@ -88,9 +88,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
      f"microbench compare {PUBLISHED} {PUBLISHED}"],
 )  # fmt: skip
 @pytest.mark.parametrize(("where", "said"), [("> /dev/full", FULL), (">&-", "output")])
-def test_a_full_or_closed_output_is_one_line(
-    tmp_path: Path, words: str, where: str, said: str
-) -> None:
+def test_a_full_or_closed_output_is_said(tmp_path: Path, words: str, where: str, said: str) -> None:
     """Buffered or not."""
     unbuffered = "1" if "--help" in words else ""
     ran = started(f"$PY -m {words} {where}", tmp_path, env={"PYTHONUNBUFFERED": unbuffered})
@@ -114,9 +112,7 @@ def test_a_run_that_cannot_be_shown_is_in_its_file(tmp_path: Path, where: str) -
         check_one_line(ran, "run.json")
 
 
-def test_a_run_for_a_closed_output_says_where_it_is_and_an_error_keeps_its_code(
-    tmp_path: Path,
-) -> None:
+def test_a_run_for_a_closed_output_says_where_it_is_and_errors_keep_codes(tmp_path: Path) -> None:
     ran = started(
         f"{MEASURE} --quiet --json - >&-", tmp_path, env={"XDG_STATE_HOME": str(tmp_path)}
     )
@@ -140,9 +136,7 @@ def test_a_run_for_a_closed_output_says_where_it_is_and_an_error_keeps_its_code(
         f"{' '.join(GEMM)} --json a.json", "gemm --resume run.json --processes 2",
     ],
 )  # fmt: skip
-def test_a_full_disk_is_one_line_and_nothing_is_lost_or_left(
-    tmp_path: Path, small_run: Path, words: str
-) -> None:
+def test_on_a_full_disk_nothing_is_lost(tmp_path: Path, small_run: Path, words: str) -> None:
     run = tmp_path / "run.json"
     shutil.copy(small_run, run)
     before = run.read_bytes()
@@ -211,9 +205,7 @@ def test_the_outputs_of_a_command_are_not_one_file(tmp_path: Path, words: str) -
     "words", ["gemm --resume run.json", "gemm --resume link.json", "explain run.json",
               f"{' '.join(GEMM)} --resume run.json"]
 )  # fmt: skip
-def test_a_file_that_is_being_written_is_refused(
-    tmp_path: Path, small_run: Path, words: str
-) -> None:
+def test_a_file_that_is_written_is_refused(tmp_path: Path, small_run: Path, words: str) -> None:
     shutil.copy(small_run, tmp_path / "run.json")
     (tmp_path / "link.json").symlink_to("run.json")
     with claimed(tmp_path / "run.json", "--json"):
@@ -264,9 +256,7 @@ def test_a_run_needs_no_home(tmp_path: Path, names: Sequence[str]) -> None:
     read_run(file)
 
 
-def test_a_folder_of_another_user_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_another_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"halfway-{os.getuid()}").symlink_to(tmp_path)
@@ -287,9 +277,7 @@ MAKE = "loader --data made --backend read --workers 1 --device cpu --quiet --jso
     ("handles", "words", "said"),
     [(10, MAKE, "Too many open files"), (14, MAKE, "ulimit -n"), (24, TRAIN, "ulimit -n")],
 )
-def test_images_with_few_open_files_are_one_line(
-    tmp_path: Path, handles: int, words: str, said: str
-) -> None:
+def test_few_open_files_are_one_line(tmp_path: Path, handles: int, words: str, said: str) -> None:
     flat_folder(tmp_path / "pictures")
     words = f"ulimit -n {handles}; XDG_CACHE_HOME=$PWD $PY -m e2e {words}"
     check_one_line(started(words, tmp_path), said)
@@ -302,9 +290,7 @@ def test_images_with_few_open_files_are_one_line(
 @pytest.mark.parametrize(
     ("limit", "said"), [("-n 12", "Too many open files (ulimit -n)"), ("-v 1000000", "libtorch")]
 )
-def test_a_machine_without_room_is_one_line(
-    tmp_path: Path, words: str, limit: str, said: str
-) -> None:
+def test_without_room_there_is_one_line(tmp_path: Path, words: str, limit: str, said: str) -> None:
     check_one_line(started(f"ulimit {limit}; $PY -m {words} --json run.json", tmp_path), said)
     assert os.listdir(tmp_path) == []
 

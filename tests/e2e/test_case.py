@@ -90,9 +90,7 @@ def test_the_usual_variants_and_layouts() -> None:
         ("cuda", {"recipe": "bf16,amp", "amp": True}, ["fp32", "tf32", "amp", "bf16"]),
     ],
 )
-def test_recipes_come_in_the_order_given_and_once(
-    kind: str, options: dict[str, Any], recipes: list[str]
-) -> None:
+def test_recipes_come_once_in_order(kind: str, options: dict[str, Any], recipes: list[str]) -> None:
     assert [case.recipe for case in cases(kind, **options)] == recipes
 
 
@@ -239,18 +237,14 @@ schedules = st.sampled_from(
         ("step:25,100/5", 1.0, 0.2, 0.04),
     ],
 )
-def test_shares_at_the_start_a_quarter_and_the_end(
-    text: str, start: float, quarter: float, end: float
-) -> None:
+def test_shares_from_start_to_end(text: str, start: float, quarter: float, end: float) -> None:
     schedule = parse_schedule(text)
     found = [schedule.share(done) for done in (0, 0.25, 1)]
     assert found == pytest.approx([start, quarter, end], abs=1e-12)
 
 
 @given(schedules, st.floats(0, 1), st.floats(1, 1e6))
-def test_a_share_is_from_0_to_1_and_stays_after_the_end(
-    text: str, done: float, after: float
-) -> None:
+def test_a_share_is_from_0_to_1_and_stays_at_1(text: str, done: float, after: float) -> None:
     schedule = parse_schedule(text)
     assert 0 <= schedule.share(done) <= 1
     assert schedule.share(after) == schedule.share(1)

@@ -566,9 +566,7 @@ def test_without_torchao_fp8_says_what_to_install(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
 @pytest.mark.parametrize("rows", [(2, 16), (7,)], ids=["batch", "odd"])
-def test_a_layer_and_its_gradients_are_those_of_float64(
-    scaling: str, rows: tuple[int, ...]
-) -> None:
+def test_a_layer_and_its_gradients_are_of_float64(scaling: str, rows: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     layer, exact = nn.Linear(64, 48), nn.Linear(64, 48)
     exact.load_state_dict(layer.state_dict())

@@ -129,9 +129,7 @@ def test_ranks_share_the_held_out_data(two: list[dict[str, Any]], name: str) -> 
         assert rank["one batch"] == (pytest.approx(loss, abs=1e-6), None), "one has no batch"
 
 
-def test_ranks_agree_on_what_fails_and_what_is_the_same_and_not_on_dropout(
-    two: list[dict[str, Any]],
-) -> None:
+def test_ranks_agree_on_what_fails_and_not_on_dropout(two: list[dict[str, Any]]) -> None:
     first, second = (rank["agreement"] for rank in two)
     assert first["none"] == second["none"] == "fine"
     for name, kinds in {
@@ -239,9 +237,7 @@ def test_what_the_exchange_adds_is_in_its_interval(rounds: list[tuple[float, ...
 
 
 @given(st.floats(0.1, 3))
-def test_the_hidden_share_is_said_where_its_interval_is_narrower_than_the_exchange(
-    width: float,
-) -> None:
+def test_the_hidden_share_is_said_where_its_interval_is_narrow(width: float) -> None:
     alone_s = 0.01
     ends = (0.004 - width * alone_s / 2, 0.004 + width * alone_s / 2)
     training = replace(
@@ -342,9 +338,7 @@ def test_under_torchrun_rank_0_has_screen_and_file(launcher: Launcher) -> None:
     assert screen.read_text().count("Run file:") == 1
 
 
-def test_a_rank_that_dies_costs_its_variant_alone_and_a_batch_must_be_divisible(
-    launcher: Launcher,
-) -> None:
+def test_a_rank_that_dies_costs_its_variant_and_batches_are_divisible(launcher: Launcher) -> None:
     words = ("--batch", "8,4", "--gpus", "2", "--budget", "4.5", "--json", "run.json")
     with launcher.start("-m", "e2e", *OWN, *words) as ran:
         wait_for(lambda: len(launcher.pids()) == 2)

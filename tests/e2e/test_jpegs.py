@@ -82,9 +82,7 @@ def test_sizes_and_bytes_are_about_those_of_imagenet(whole: Path) -> None:
 
 
 @given(st.integers(1, 50), st.integers(2, 40), st.integers(0, 49), st.data())
-def test_a_plan_names_each_image_once(
-    classes: int, rounds: int, more: int, data: st.DataObject
-) -> None:
+def test_plans_name_each_image(classes: int, rounds: int, more: int, data: st.DataObject) -> None:
     images = classes * rounds + more % classes
     plan = DatasetPlan(images, classes)
     index = data.draw(st.integers(0, images - 1))
@@ -98,9 +96,7 @@ def test_a_plan_names_each_image_once(
     assert DatasetPlan(images + 7, classes).path(index) == plan.path(index)
 
 
-def test_the_folders_are_what_training_opens_whatever_the_processes(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_the_folders_are_what_training_opens(whole: Path, tmp_path: Path) -> None:
     listing = list_images(whole)
     assert listing.notes == ()
     assert listing.classes == tuple(f"class-{label:04}" for label in range(PLAN.classes))
@@ -203,9 +199,7 @@ def test_a_dataset_comes_in_shuffled_epochs(own: Any, workers: int) -> None:
     assert (data.train_samples, list(data.held_out(4, CPU))) == (None, [])
 
 
-def test_iterable_data_begins_again_a_collate_fn_counts_and_tokens_are_their_own_targets(
-    own: Any,
-) -> None:
+def test_iterable_data_begins_again_and_tokens_are_their_own_targets(own: Any) -> None:
     for workers in (0, 1):
         loader = own(Endless()).load(LoadSpec(3, CPU, 1, workers=workers))
         assert numbers(drawn(loader, 5)) == [*range(6), *range(6), *range(3)]

@@ -120,9 +120,7 @@ def bytes_of(images: Tensor) -> Tensor:
     return ((images * 0.25 + 0.5) * 255).round().long()
 
 
-def test_an_epoch_has_every_image_once_and_leaves_the_global_random_numbers_alone(
-    pictures: Path,
-) -> None:
+def test_an_epoch_has_every_image_once_and_leaves_global_random_numbers(pictures: Path) -> None:
     data = numbered(50)
     drawn = batches(data.load(LoadSpec(16, CPU, 1)), 25)  # 8 epochs of 50
     assert all(images.shape == (16, 3, 8, 8) and images.is_contiguous() for images, _ in drawn)

@@ -192,9 +192,7 @@ def test_no_bytes_are_a_study_nor_a_traceback(content: bytes) -> None:
 # ---------------------------------------------------------------- what a run asks
 
 
-def test_what_the_user_sets_replaces_what_a_run_has_for_the_commands_that_take_it(
-    tmp_path: Path,
-) -> None:
+def test_what_the_user_sets_is_for_the_commands_that_take_it(tmp_path: Path) -> None:
     one, two = options(small(), iterations="2", recipe="bf16", data=f"folder:{tmp_path}")
     assert (one["iterations"], one["recipe"], one["data"]) == ("2", "bf16", f"folder:{tmp_path}")
     assert "iterations" not in two
@@ -241,9 +239,7 @@ def folder(out: Path, text: str, **runs: Sequence[Any]) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_cells_that_differ_in_workers_and_warm_up_alone_have_each_its_figures(
-    tmp_path: Path,
-) -> None:
+def test_cells_that_differ_in_workers_alone_have_each_its_figures(tmp_path: Path) -> None:
     """In one run and across runs: a cell is the result under its case's key, nothing is guessed."""
     cases = [{"workers": count, "warmup": steps} for count in (1, 4) for steps in (0, 100)]
     one = [variant("fp32", 100.0 * i, case=case) for i, case in enumerate(cases[:3], 1)]
