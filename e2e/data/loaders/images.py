@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.utils.data import (
     Dataset,
     default_collate,  # pyright: ignore[reportUnknownVariableType]
+    get_worker_info,
 )
 from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.reading import decode, none_left, read, short
 from e2e.data.loaders.resident import PADDING
-from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers, seeded
+from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
 from e2e.data.types import Arrays, Broken, ImageFile, LoadSpec, Source, shared
 
 CENTRE = 224 / 256  # of the shorter side: the centre crop of a held-out image
@@ -64,8 +65,7 @@ class ImageDataset(Dataset[Sample]):
         for index in range(first, first + tries):
             path, label = self._pictures[index % len(self._pictures)]
             try:
-                with seeded(seed):
-                    image = self._cut(decode(read(path, self._cold)))
+                image = seeded(self._cut, decode(read(path, self._cold)), seed)
             except Exception as error:  # decoders raise nearly anything on broken files
                 broken.append((path, short(error)))
                 continue
@@ -84,8 +84,18 @@ class Decoded(Dataset[Sample]):
     def __getitem__(self, draw: SeededIndex) -> Sample:
         index, seed = draw
         image = Image.fromarray(self._pixels[index].copy(order="C"))
-        with seeded(seed):
-            return Sample(self._cut(image), self._labels[index], [])
+        return Sample(seeded(self._cut, image, seed), self._labels[index], [])
+
+
+def seeded(cut: Crop, image: object, seed: int) -> Tensor:
+    """The crop that the seed alone decides, in any process; a training's random state is kept."""
+    state = None if get_worker_info() else torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        return cut(image)
+    finally:
+        if state is not None:
+            torch.set_rng_state(state)
 
 
 def together(samples: Sequence[Sample]) -> Batch:

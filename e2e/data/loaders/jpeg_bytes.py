@@ -7,6 +7,7 @@ next to no Python work for it.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,16 +21,17 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms import (  # pyright: ignore[reportMissingTypeStubs]
-    RandomResizedCrop,
-)
 
 from e2e.data.loaders.reading import decode, is_turned, read, short
-from e2e.data.loaders.workers import SeededIndex, seeded
+from e2e.data.loaders.workers import SeededIndex
 from e2e.data.types import Broken, ImageFile
 
 # The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.
-AREA, RATIO, FLIPPED = [0.08, 1.0], [3 / 4, 4 / 3], 0.5
+AREA = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
+LOG_RATIO: list[float] = torch.log(torch.tensor(RATIO)).numpy().tolist()  # as float32 has them
+TRIES = 10
+FLIPPED = 0.5
 
 END_OF_IMAGE = b"\xff\xd9"
 PADDING = b"\0\r\n "  # what may stand behind it
@@ -216,8 +218,33 @@ def _cut(
 
 
 def random_crop(height: int, width: int, seed: int) -> tuple[Box, bool]:
-    """The box and the flip that torchvision's transforms draw; `height`, `width` are in pixels."""
-    image = torch.empty(1).expand(1, height, width)
-    with seeded(seed):
-        box = RandomResizedCrop.get_params(image, AREA, RATIO)
-        return box, torch.rand(1).item() < FLIPPED
+    """The box and the flip that torchvision's transforms draw after `torch.manual_seed(seed)`.
+
+    `height` and `width` are in pixels. Torchvision takes twice as long, and draws from the process's
+    random numbers, which a training shares.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.empty(1)
+
+    def below(limit: int) -> int:
+        return int(torch.randint(0, limit, (1,), generator=generator))
+
+    box = _whole(height, width)
+    for _ in range(TRIES):
+        area = height * width * drawn.uniform_(*AREA, generator=generator).item()
+        ratio = drawn.uniform_(*LOG_RATIO, generator=generator).exp_().item()
+        h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < h <= height and 0 < w <= width:
+            box = below(height - h + 1), below(width - w + 1), h, w
+            break
+    return box, drawn.uniform_(generator=generator).item() < FLIPPED
+
+
+def _whole(height: int, width: int) -> Box:
+    """The largest middle of an image that has an allowed ratio."""
+    h, w = height, width
+    if width / height < RATIO[0]:
+        h = round(width / RATIO[0])
+    elif width / height > RATIO[1]:
+        w = round(height * RATIO[1])
+    return (height - h) // 2, (width - w) // 2, h, w

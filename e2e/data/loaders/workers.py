@@ -11,8 +11,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -20,7 +19,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from e2e.data.types import ALL, PREFETCH, Loader, LoadSpec, Share
 from microbench.errors import UserError
@@ -179,20 +178,6 @@ def _end_of(code: int) -> str:
 
 
 SeededIndex = tuple[int, int]  # which image, and the seed of how it is cut
-
-
-@contextmanager
-def seeded(seed: int) -> Generator[None]:
-    """What is random in it follows from the seed, in any process; a training's state is kept."""
-    state = None if get_worker_info() else torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        if state is not None:
-            torch.set_rng_state(state)
-
-
 LISTED = 1024  # draws that become Python's at once: a whole epoch's would hold up a training
 
 
