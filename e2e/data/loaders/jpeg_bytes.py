@@ -220,8 +220,8 @@ def _cut(
 def random_crop(height: int, width: int, seed: int) -> tuple[Box, bool]:
     """The box and the flip that torchvision's transforms draw after `torch.manual_seed(seed)`.
 
-    `height` and `width` are in pixels. Torchvision takes twice as long, and draws from the process's
-    random numbers, which a training shares.
+    `height` and `width` are in pixels. Torchvision takes twice as long, and draws from the
+    process's random numbers, which a training shares.
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.empty(1)
