@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from e2e.case import TrainCase
-from e2e.commands.convergence import with_convergence
 from e2e.commands.job import (
     Begun,
     Ended,
@@ -39,7 +38,7 @@ from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedStep
 from e2e.results.types import PREDICTED, PartGain, Repeat, Training
 from e2e.training.host_speed import SmallStepSpeed
-from e2e.training.once import train_once
+from e2e.training.once import train_once, with_convergence
 from e2e.training.processes import merged, newest, timed_by
 from e2e.training.speedups import with_speedups
 from e2e.training.variants import Task, Variants

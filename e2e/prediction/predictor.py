@@ -27,9 +27,8 @@ from e2e.prediction.store import Store
 from e2e.prediction.timer import CallTime, PlacedCall, time_calls
 from e2e.recipes import DYNAMIC, Recipe, algorithms_timed, cannot_run, recipe_of
 from e2e.results.types import PREDICTED, Predicted, Training
-from e2e.training.backend_flags import set_backend_flags
 from e2e.training.host_speed import REFERENCE_S, SmallStepSpeed
-from e2e.training.trainer import Trainer, storage
+from e2e.training.trainer import Trainer, set_backend_flags, storage
 from kernels.case import Target
 from kernels.data import memory_format
 from kernels.messages import one_line

@@ -30,7 +30,7 @@ from e2e.profile.trace import Span
 from e2e.profile.trials import Tried, gain_of
 from e2e.profile.unprofiled import Unprofiled
 from e2e.results.terms import IDLE, LAYOUT, TERMS
-from e2e.training.backend_flags import set_tf32
+from e2e.training.trainer import set_tf32
 from kernels.case import Target
 
 CHOOSING = 1  # of the rounds: those that choose which calls to change

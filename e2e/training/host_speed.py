@@ -20,8 +20,7 @@ from e2e.data.loaders.device_copy import FixedBatch
 from e2e.networks.network import Network
 from e2e.networks.table import written
 from e2e.recipes import recipe_of
-from e2e.training.backend_flags import set_tf32
-from e2e.training.trainer import Trainer
+from e2e.training.trainer import Trainer, set_tf32
 from microbench.timing.stats import median
 
 RECIPE = "amp"

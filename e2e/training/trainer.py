@@ -23,15 +23,15 @@ from e2e.case import TrainCase
 from e2e.data.loaders.device_copy import FixedBatch
 from e2e.data.types import Loader
 from e2e.networks.network import Network
-from e2e.recipes import Recipe
+from e2e.recipes import Recipe, algorithms_timed
 from e2e.training.allreduce import wrap_ddp
-from e2e.training.backend_flags import DTYPES, set_backend_flags
 from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
 from e2e.training.ranks import Ranks
 from kernels.data import memory_format
 from microbench.network.networks import tensors_in
 
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SEEDS_APART = 1_000_003  # the seeds of two ranks; those of repeats are 1 apart
 PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture
 
@@ -341,6 +341,35 @@ class _Captured:
     batch: tuple[Tensor, Tensor]
     result: Any
     placed: Tensor
+
+
+# ---------------------------------------------------------------- what a recipe sets in its process
+
+
+def set_backend_flags(recipe: Recipe, kind: str, search: str | None) -> None:
+    """Set this process's switches as the recipe wants them, for a kind of device.
+
+    `search` is as for `algorithms_timed`.
+    """
+    set_tf32(recipe.tf32)
+    if kind == "cuda":
+        timed = algorithms_timed(recipe, search)
+        torch.backends.cudnn.benchmark = timed is not None
+        if timed is not None:
+            torch.backends.cudnn.benchmark_limit = timed
+
+
+def set_tf32(on: bool) -> None:
+    """Allow or forbid TF32 in this process: in cuBLAS, in cuDNN, and in what torch.compile makes.
+
+    PyTorch's defaults mix the two (cuDNN's on, cuBLAS's off); here both are always set. The older
+    switches are used because torch.compile reads them, and refuses a mix of old and new.
+    """
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+
+
+# ---------------------------------------------------------------- parts
 
 
 def _with_code_of_its_own(shared: Any) -> FunctionType:

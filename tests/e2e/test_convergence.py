@@ -16,7 +16,6 @@ from samples.feeding import Batches, Census, convolutions, noise, small_cnn, tra
 from torch import Tensor, nn
 
 from e2e.case import FULL, OFF, SHORT, TrainCase
-from e2e.commands.convergence import BEHIND_SHARE, with_convergence
 from e2e.data.datasets import Options, open_data
 from e2e.data.types import LoadSpec
 from e2e.networks import find
@@ -26,10 +25,10 @@ from e2e.recipes import RECIPES, cannot_run, recipe_of
 from e2e.results.codec import from_json, to_json
 from e2e.results.types import LayerGain, PartGain, Repeat, Training
 from e2e.training import once as training_once
-from e2e.training.backend_flags import set_backend_flags
 from e2e.training.float8 import Way, choice, convert, part_gains
-from e2e.training.once import CURVE_POINTS, train_once
+from e2e.training.once import BEHIND_SHARE, CURVE_POINTS, train_once, with_convergence
 from e2e.training.step_timer import CpuSteps
+from e2e.training.trainer import set_backend_flags
 from e2e.training.variant import Variant
 from e2e.training.variants import Task, Variants
 from kernels.case import Target

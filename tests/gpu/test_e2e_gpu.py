@@ -34,11 +34,10 @@ from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Training
-from e2e.training.backend_flags import set_tf32
 from e2e.training.feeds import TimedFeed
 from e2e.training.once import train_once
 from e2e.training.step_timer import BurstTimer, CudaSteps, WaitStats, busy_time, host_time
-from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer
+from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer, set_tf32
 from e2e.training.variant import Variant
 from e2e.training.variants import Task, Variants
 from microbench.device.device import describe, open_telemetry

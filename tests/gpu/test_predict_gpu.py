@@ -27,8 +27,8 @@ from e2e.prediction.store import Store
 from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, time_calls
 from e2e.recipes import recipe_of
 from e2e.results.types import Predicted
-from e2e.training.backend_flags import set_backend_flags
 from e2e.training.step_timer import busy_time
+from e2e.training.trainer import set_backend_flags
 from e2e.training.variants import Task, Variants
 from kernels.case import Target
 from microbench.device.telemetry import Telemetry
