@@ -152,6 +152,7 @@ def test_a_short_list_has_the_model_s_first_and_a_winner_is_what_runs() -> None:
     kinds = [cfg.tile_kind(config) for config in found]
     assert max(map(kinds.count, kinds)) <= SAME_TILE
     assert list(options.tried(WIDE)) == list(ranked[:WIDE])
+    assert [len(options.tried(search)) for search in (1, 3, 12)] == [1, 3, 12]  # --tune N
     what = case(1048, 1048, 1048)
     last = cfg.choices(GemmProblem.of(what), (9, 0), 132)[-1]
     tune.save(what, H200, last.label, WIDE)
