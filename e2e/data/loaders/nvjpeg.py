@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BytesIO
@@ -12,10 +11,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.io import (  # pyright: ignore[reportMissingTypeStubs]
-    ImageReadMode,
-    decode_jpeg,
-)
 
 from e2e.data.loaders.jpeg_bytes import EncodedSample, Packed, Rows, pack
 from e2e.data.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
@@ -44,10 +39,10 @@ class Ready(NamedTuple):
 
 
 class Decoder:
-    """Decodes batches for one feed, on its own stream, by hardware if the GPU has it.
+    """Decodes batches for one feed, on its own stream, by the GPU's decoder of JPEGs.
 
-    Without the hardware it uses torchvision's op. `by_pillow` returns the pixels of an image that
-    nvJPEG refuses, or of its replacement. UserError if nvJPEG does not work on this device.
+    `by_pillow` returns the pixels of an image that it refuses, or of its replacement. UserError if
+    it does not work on this device.
     """
 
     def __init__(
@@ -60,26 +55,22 @@ class Decoder:
         self._scale, self._shift = spec.normal.scale_and_shift(device)
         self._stream = torch.cuda.Stream(device, priority=FIRST)
         self._launched: tuple[Ready, object] | None = None
-        self._op_cpu_s = 0.0
-        self._hardware = self._open()
+        self._hardware = _working(device)
 
     @property
     def idle_cpu_s(self) -> float:
         """CPU seconds of waiting for the device so far: nvJPEG spins until it is done."""
-        return self._op_cpu_s + (self._hardware.idle_cpu_s if self._hardware else 0.0)
+        return self._hardware.idle_cpu_s
 
     def close(self) -> None:
         """Wait for the last batch, and return what the next decoder can use."""
         with suppress(RuntimeError):  # of a device that is of no more use
             self._stream.synchronize()
-            if self._hardware is not None:
-                self._hardware.close()
+            self._hardware.close()
         self._launched = None
 
     def __call__(self, packed: Packed) -> Ready:
-        """Launch all that makes a batch, once the one before is done; torchvision's op waits for
-        the device meanwhile.
-        """
+        """Launch all that makes a batch, once the one before is done."""
         with torch.cuda.stream(self._stream):
             rows, images, broken = self._decoded(packed)
             labels = self._sent(torch.as_tensor(rows["label"].copy()))
@@ -94,8 +85,8 @@ class Decoder:
     def _hold(self, ready: Ready, read: object) -> None:
         """Keep alive what the stream still reads, and release the previous batch once it has run.
 
-        Released memory may be reused by this stream, and by torchvision's, which waits for none; a
-        worker's next batch may overwrite this one's bytes.
+        Released memory may be reused by this stream; a worker's next batch may overwrite this one's
+        bytes.
         """
         before, self._launched = self._launched, (ready, read)
         if before is not None:
@@ -136,53 +127,29 @@ class Decoder:
         """Each image on the device, None where nvJPEG does not give what the file's header says."""
         rows, contents = packed.rows(), packed.contents()
         coded = rows["coded"].tolist()
-        decoded = iter(
-            self._by_nvjpeg([part for part, so in zip(contents, coded, strict=True) if so])
-        )
+        files = [part for part, so in zip(contents, coded, strict=True) if so]
+        decoded = iter(each_decoded(files, self._hardware))
         images: list[Tensor | None] = []
         for content, so, shape in zip(contents, coded, rows["shape"].tolist(), strict=True):
             image = next(decoded) if so else self._sent(content.view(shape))
             images.append(image if image is not None and list(image.shape) == shape else None)
         return images
 
-    def _by_nvjpeg(self, encoded: list[Tensor]) -> list[Tensor | None]:
-        """By the hardware, and what that does not take by torchvision's op; None for the rest."""
-        if self._hardware is None:
-            return each_decoded(encoded, self._by_torchvision)
-        decoded = each_decoded(encoded, self._hardware)
-        left = [at for at, image in enumerate(decoded) if image is None]
-        again = each_decoded([encoded[at] for at in left], self._by_torchvision)
-        for at, image in zip(left, again, strict=True):
-            decoded[at] = image
-        return decoded
-
-    def _by_torchvision(self, encoded: list[Tensor]) -> list[Tensor]:
-        began_s = time.thread_time()
-        try:
-            return list(decode_jpeg(encoded, ImageReadMode.RGB, self._device))
-        except RuntimeError:
-            # nvJPEG may still write to memory of the batch that it gave up.
-            torch.cuda.synchronize(self._device)
-            raise
-        finally:
-            self._op_cpu_s += time.thread_time() - began_s
-
     def _sent(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
-    def _open(self) -> HardwareDecoder | None:
-        """The hardware's decoder where it works; None where torchvision's op does. UserError where
-        neither: torchvision may have no nvJPEG, or the driver may lack it.
-        """
-        hardware = hardware_decoder(self._device)
-        if hardware is not None:
-            if why_not(hardware) is None:
-                return hardware
-            hardware.close()
-        reason = why_not(self._by_torchvision)
-        if reason is not None:
-            raise UserError(f"--loader gpu-decode cannot run here: {reason}")
-        return None
+
+def _working(device: torch.device) -> HardwareDecoder:
+    """The device's decoder. UserError where there is none, or where it does not work."""
+    hardware = hardware_decoder(device)
+    reason = "this GPU has no decoder of JPEGs that nvJPEG finds, as A100, H100 and later have"
+    if hardware is not None:
+        wrong = why_not(hardware)
+        if wrong is None:
+            return hardware
+        hardware.close()
+        reason = wrong
+    raise UserError(f"--loader gpu-decode cannot run here: {reason}")
 
 
 def why_not(decode: Decode) -> str | None:

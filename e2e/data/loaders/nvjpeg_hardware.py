@@ -194,12 +194,12 @@ class HardwareDecoder:
 
 
 def hardware_decoder(device: torch.device) -> HardwareDecoder | None:
-    """A decoder for a device; None without the hardware, the library, or memory for it."""
+    """A decoder for a device; None without the hardware or the library."""
     with torch.cuda.device(device):
         library = _opened(device.index)
         try:
             return HardwareDecoder(library, device) if library else None
-        except (NvjpegError, torch.OutOfMemoryError):
+        except NvjpegError:
             return None
 
 
@@ -211,7 +211,7 @@ def _opened(index: int) -> _Library | None:
     for path in (path for place in places for path in sorted(packages.glob(place))):
         try:
             return _Library(str(path))
-        except (OSError, AttributeError, NvjpegError, torch.OutOfMemoryError):
+        except (OSError, AttributeError, NvjpegError):
             continue
     return None
 
