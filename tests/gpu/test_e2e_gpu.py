@@ -68,28 +68,26 @@ MLP = Network(
 )  # fmt: skip
 
 
-def samples(count: int, batch: int = BATCH) -> list[Batch]:
-    """Batches for `MLP`, each of its own classes, so that each has a loss of its own."""
+def labelled(count: int, *shape: int) -> list[Batch]:
+    """Batches, each of its own classes, so that each has a loss of its own."""
     generator = torch.Generator(DEVICE).manual_seed(1)
     return [
         (
-            torch.randn(batch, FEATURES, generator=generator, device=DEVICE),
-            torch.full((batch,), i % CLASSES, device=DEVICE),
+            torch.randn(BATCH, *shape, generator=generator, device=DEVICE),
+            torch.full((BATCH,), i % CLASSES, device=DEVICE),
         )
         for i in range(count)
     ]
 
 
-def pictures(count: int, batch: int = BATCH) -> list[Batch]:
-    """Batches for cnn-cifar, each of one class."""
-    generator = torch.Generator(DEVICE).manual_seed(2)
-    return [
-        (
-            torch.randn(batch, 3, 32, 32, generator=generator, device=DEVICE),
-            torch.full((batch,), i % CLASSES, device=DEVICE),
-        )
-        for i in range(count)
-    ]
+def samples(count: int) -> list[Batch]:
+    """Batches for `MLP`."""
+    return labelled(count, FEATURES)
+
+
+def pictures(count: int) -> list[Batch]:
+    """Batches for cnn-cifar."""
+    return labelled(count, 3, 32, 32)
 
 
 def tokens(count: int, batch: int = 8) -> list[Batch]:

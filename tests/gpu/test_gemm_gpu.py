@@ -397,13 +397,3 @@ def test_integers_are_exact(pool: OperandPool, hopper: DeviceInfo) -> None:
                 for step in launcher.bind(config):
                     step.launch()
                 assert torch.equal(operands.c, exact), config.label
-
-
-def test_the_back_end_runs_them(hopper: DeviceInfo) -> None:
-    """Through the op, as a command does, with a search over the catalogue."""
-    session = Session(hopper.target(), 0)
-    prepared = session.prepare(case((17, 1096, 2056), "fp16", "triton", "nt"), search=WIDE)
-    for each in prepared.candidates:
-        assert prepared.rel_error(each) <= 1e-3, each.label
-    assert cfg.SPLIT_K in {each.label.split("/")[0] for each in prepared.candidates}
-    session.close()

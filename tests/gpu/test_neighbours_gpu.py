@@ -42,22 +42,6 @@ def neighbour(*words: str) -> Iterator[None]:
             process.kill()
 
 
-def test_memory_that_another_program_takes_is_said(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    named = "samples.bad_gpu_kernels:hungry,samples.bad_gpu_kernels:good"
-    with neighbour("memory"):
-        ran = run_here(
-            main, "microbench", "gemm", "--sizes", "512", "--dtype", "fp16", "--vs", "none",
-            "--backend", named, "--budget", "1", "--processes", "1", "--json", file,
-        )  # fmt: skip
-    assert ran.returncode == 1, ran.stderr  # an own kernel failed
-    found = {r.case.backend.rpartition(":")[2]: r for r in read_run(file).results}
-    assert found["hungry"].status == "failed"
-    assert "out of memory" in (found["hungry"].reason or "")
-    assert "other processes hold" in (found["hungry"].reason or "")
-    assert found["good"].status == "ok", found["good"].reason
-
-
 def test_memory_that_another_program_takes_later_costs_the_case_that_needs_it(
     tmp_path: Path,
 ) -> None:

@@ -284,6 +284,7 @@ def test_the_price_counts_the_rounding_of_inputs_and_products_of_zeros_are_zero(
     right = float_operands(8, 8, 8, PRECISIONS["fp32"], "zeros")
     assert relative_error(right) == 0.0
     assert relative_error(replace(right, c=right.c + 1)) > PRECISIONS["fp32"].rel_tolerance
+    assert checking.ratio(right.c + 1, right.c) == 8
     operands = float_operands(64, 64, 64, PRECISIONS["bf16"])
     swapped = replace(operands, c=(operands.b.double() @ operands.a.double()).bfloat16())
     assert relative_error(swapped) > 0.5

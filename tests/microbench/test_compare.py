@@ -420,23 +420,8 @@ def test_a_slower_kernel_takes_more_cycles_too(
     a, b = exactly(1e-3, processes, a_mhz), exactly(1.1e-3, processes, b_mhz)
     assert verdict(a, b) == found
     assert verdict(b, a) == OPPOSITE[found]
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "verdict", "reason"),
-    [
-        (once(1e-3), once(1.2e-3), "slower", "interval is beyond it"),
-        (once(1e-3), once(1.06e-3), "cannot tell", "processes may differ by as much"),
-        (once(1e-3), once(1e-3), "same", "interval is within 3 %"),
-        (once(1e-3, 10.0), once(1.1e-3, 10.0), "cannot tell", "interval reaches beyond 3 %"),
-        (Timed(1e-3), once(1e-3), "cannot tell", "one round only"),
-        (once(1e-3, sm_clock_mhz=1980.0), once(1.2e-3, sm_clock_mhz=1650.0), "cannot tell",
-         "clocks differ"),
-    ],
-)  # fmt: skip
-def test_every_verdict_has_its_reason(a: Timed, b: Timed, verdict: str, reason: str) -> None:
-    found = judge(a, b, GEMM)
-    assert (found.verdict, found.reason) == (verdict, reason)
+    reason = judge(a, b, noise_of("gemm", a, b), ALIKE).reason
+    assert (reason == "clocks differ") == (found == "cannot tell")
 
 
 widths = st.none() | st.floats(0.0, 90.0)

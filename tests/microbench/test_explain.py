@@ -20,7 +20,7 @@ from kernels.precision import PRECISIONS
 from microbench.device.profiler import fewer_operations, is_conversion, tile_of
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, ProcessTime, Result, Run
-from microbench.roofline.explain import annotate, conversion_share, explain
+from microbench.roofline.explain import annotate, explain
 from microbench.roofline.limits import Limits, limits_for, most_per_sm, tensor_core, waves
 
 ROOT = Path(__file__).parents[2]
@@ -435,17 +435,6 @@ def test_our_own_kernel_tells_the_librarys_limit_from_the_cards(
     fast = result(0.9)  # what is no fault of a kernel is not held against ours
     run = run_of(fast, replace(fast, case=replace(fast.case, backend="triton")))
     assert "our own" not in explain(fast, MIDDLE, run)[1]
-
-
-@given(st.lists(st.floats(1e-6, 1e-3), min_size=1), st.lists(st.floats(1e-6, 1e-3), min_size=1))
-def test_the_share_of_conversions_is_of_all_kernels(
-    converting: list[float], working: list[float]
-) -> None:
-    kernels = (TRANSPOSE,) * len(converting) + (PLAIN,) * len(working)
-    found = result(kernels=kernels, kernels_s=(*converting, *working))
-    share = sum(converting) / sum((*converting, *working))
-    assert conversion_share(found) == pytest.approx(share)
-    assert conversion_share(result()) == 0
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 300), st.integers(1, 300))

@@ -150,32 +150,6 @@ def test_ctrl_c_keeps_what_is_done(world: World) -> None:
     assert (run.finished_at, missing(groups, run)) == ("the end", [])
 
 
-def test_ctrl_c_after_a_death_closes_the_new_process_too(world: World) -> None:
-    def die_then_interrupt(asked: Group) -> None:
-        if len(asked.cases) == 2:
-            raise WorkerDied(asked.cases[0].key, "hung")
-        raise KeyboardInterrupt
-
-    world.trouble = die_then_interrupt
-    with pytest.raises(KeyboardInterrupt):
-        world.runner().measure(InOrder([group_of(64)], 10.0))
-    assert [session.closed > 0 for session in world.sessions] == [True, True]
-
-
-def test_what_failed_is_tried_again_and_its_new_result_takes_its_place(world: World) -> None:
-    group = group_of(64, backends=("cublas", "triton"))
-    bad = Result(group.cases[3], "failed", reason="hung")
-    done = [result_of(case) for case in group.cases[:3]]
-    world.run = empty_run().with_results([*done, bad])
-    left = missing([group], world.run)
-    assert len(left) == 1
-    assert group.cases[3] in left[0].cases
-    run = world.runner().measure(InOrder(left, 10.0))
-    assert len(run.results) == 4
-    again = run.by_key.get(bad.case.key)
-    assert again.status == "ok"
-
-
 def test_what_is_missing_is_timed_beside_its_baselines_and_what_was_skipped_is_not() -> None:
     groups = GemmRequest(Conditions(backend="cublas,triton"), "64").plan("cuda")
     done = [result_of(case) for case in groups[0].cases if case.backend != "triton"]

@@ -92,9 +92,3 @@ def asked(what: str) -> None:
         if time.monotonic() > until_s:
             raise TimeoutError(f"the neighbour does not take {what}")
         time.sleep(0.05)
-
-
-def hungry(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Eight GB beside the result: little on an empty card."""
-    torch.empty(8 << 30, dtype=torch.uint8, device=a.device)
-    torch.mm(a, b, out=out)
