@@ -39,6 +39,7 @@ from e2e.results.terms import COMMUNICATION, IDLE, LAUNCH, LAYOUT, LOADER, PYTHO
 from kernels.gpu_cards import Card
 from kernels.precision import PRECISIONS
 from microbench.device.profiler import is_communication
+from microbench.results.types import Positive
 from microbench.roofline.rates import Rates
 
 LEAST_SHARE = 0.03  # of a step: less is no cause
@@ -173,7 +174,7 @@ class Gain:
     ms: float
     low_ms: float
     high_ms: float
-    step_ms: float
+    step_ms: Positive
     rounds: int
     resident: bool = False
 

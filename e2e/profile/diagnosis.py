@@ -12,6 +12,9 @@ from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
+from typing import Annotated
+
+from msgspec import Meta
 
 from e2e.profile.causes import LEAST_SHARE, Cause, Gain, Seen, causes_of, ranked
 from e2e.profile.compare import Aligned, Change, Ranks, align, ledger, paired_causes, ranks_of
@@ -26,12 +29,14 @@ from e2e.results.terms import LAYOUT, LOADER, RESIDUAL, SYNC, TERMS
 from kernels.gpus import find_card
 from microbench.device.profiler import is_communication
 from microbench.errors import UserError
+from microbench.results.types import AtLeastOne
 from microbench.roofline.rates import Rates, known_rates
 
 SAME = 0.5  # of the work matched: below it two recordings are not of one training
 UNEVEN = 3  # times as long as another: a step that holds more than a step
 RUINED = 0.3  # half of a step's interval over the step: beyond it nothing is concluded
 UNEXPLAINED = 0.2  # of a step that no recorded step has: beyond it nothing is concluded
+Nanoseconds = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 CAUSES = {LOADER: "loader", SYNC: "sync", TERMS["cast"]: "casts", LAYOUT: "layout"}
 
 
@@ -40,7 +45,7 @@ class TermTime:
     """One term of the steps of a recording: `ns` in all steps."""
 
     term: str
-    ns: int
+    ns: Nanoseconds
     idle: bool
     where: str = ""
 
@@ -71,9 +76,9 @@ class Traced:
     name: str
     device: str
     torch: str
-    steps: int
-    window_ns: int
-    bare_step_s: float | None
+    steps: AtLeastOne
+    window_ns: AtLeastOne
+    bare_step_s: Annotated[float, Meta(gt=0, le=1e9)] | None
     busy: float
     on_cpu: bool
     bottleneck: str

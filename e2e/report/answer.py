@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 
-from e2e.report.figures import bottleneck, noun, ratio, times
+from e2e.report.figures import bottleneck, ratio, times
 from e2e.report.ledger import (
     MOST_RESIDUAL,
     SAME,
@@ -166,17 +166,6 @@ def _speed(view: View, variants: Sequence[Training]) -> str:
     verb = f"{'is slower: it ' * slower}{trains(variants[0])}"
     clauses += [alike] * bool(same)
     return f"{view.label(variants[0])} {verb} {', '.join(clauses)}"
-
-
-def _memory(view: View, variant: Training, name: str) -> str:
-    """ "0.52 of the memory" of this baseline; "" where it is the same or not known."""
-    base = reference(variant, name, view.group_of(variant))
-    if base is None or base is variant or not base.memory_peak_bytes:
-        return ""
-    share = (variant.memory_peak_bytes or 0) / base.memory_peak_bytes
-    if not share or abs(share - 1) <= SAME_SHARE:
-        return ""
-    return f"{share:.2f}{' times' if share > 1 else ' of'} the memory"
 
 
 def where_of(view: View, variants: Sequence[Training], device: str) -> str:
@@ -365,11 +354,14 @@ def _use(view: View, best: Training) -> str:
         return f"{trains(best).removesuffix('s')} in {view.label(winner)}" if winner else ""
     base = reference(best, names[0], group)
     parts: list[str] = []
-    if base is not None and base is not best:
-        parts += filter(None, [_memory(view, best, names[0])])
-        if best.per_j and base.per_j:
-            parts.append(f"{best.per_j / base.per_j:.2g} times the {noun(best.unit)} per joule")
-    than = f": {fmt.joined(parts)} of {view.label(base)}" if base and parts else ""
+    if base is None or base is best:
+        return f"use {view.label(best)}"
+    share = (best.memory_peak_bytes or 0) / (base.memory_peak_bytes or 1)
+    if base.memory_peak_bytes and share and abs(share - 1) > SAME_SHARE:
+        parts.append(f"{share:.2f}{' times' if share > 1 else ' of'} the memory")
+    if best.per_j and base.per_j:
+        parts.append(f"{best.per_j / base.per_j:.2g} times the {best.unit}/J")
+    than = f": {fmt.joined(parts)} of {view.label(base)}" * bool(parts)
     return f"use {view.label(best)}{than}"
 
 

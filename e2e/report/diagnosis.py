@@ -54,18 +54,10 @@ def _checked(data: Json) -> Diagnosis:
     diagnosis: Diagnosis = decode(
         Diagnosis, {name: data.get(name) for name in ("runs", "aligned", "ranks")}, ""
     )
-    if len(diagnosis.runs) not in (1, 2) or any(run.steps < 1 for run in diagnosis.runs):
-        raise ValueError("runs are not one or two of at least one step")
-    if any(run.window_ns < 1 for run in diagnosis.runs):
-        raise ValueError("window_ns is no time above zero")
-    if any(abs(term.ns) >= 1 << 63 for run in diagnosis.runs for term in run.terms):
-        raise ValueError("ns of a term is no time")
+    if len(diagnosis.runs) not in (1, 2):
+        raise ValueError("runs are not one or two")
     if diagnosis.ranks and len(diagnosis.ranks.ranks) < 2:
         raise ValueError("ranks are not two or more")
-    if not all(run.bare_step_s is None or 0 < run.bare_step_s < 1e9 for run in diagnosis.runs):
-        raise ValueError("bare_step_s is no time above zero")
-    if any(gain.step_ms <= 0 for run in diagnosis.runs for gain in run.gains):
-        raise ValueError("step_ms of a gain is no time above zero")
     if any(sum(term.ns for term in run.terms) != run.window_ns for run in diagnosis.runs):
         raise ValueError("terms do not add up to window_ns")
     return diagnosis

@@ -6,7 +6,6 @@ from e2e.results.types import BORDER
 from microbench import fmt
 from microbench.results.types import Ratio
 
-NOUNS = {"img": "images", "tok": "tokens", "sample": "samples"}
 BOTTLENECKS = {
     "gpu": "GPU", "host": "CPU launch", "data": "data loading", BORDER: "GPU or CPU launch",
 }  # fmt: skip
@@ -28,11 +27,6 @@ def spread(pair: tuple[float, float] | None, several: bool, scale: float = 1.0) 
     decimals = len(text.partition(".")[2])
     same = "e" not in text and deviation < _LARGE
     return f"{text} ±{f'{deviation:.{decimals}f}' if same else fmt.number(deviation)}"
-
-
-def noun(unit: str) -> str:
-    """The plural noun of a unit: "images" for "img"."""
-    return NOUNS.get(unit, unit)
 
 
 def bottleneck(limit: str | None) -> str:

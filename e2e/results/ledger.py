@@ -38,7 +38,6 @@ TOP_LAYERS = 3
 NO_LAYER = "outside the layers"
 SLOWER = 1.1  # times as long as in the base: less may be noise
 LEAST_SHARE = 0.03  # of a step: a cause that takes less is not named
-NOTHING = 1e-9  # of a step: less is rounding
 FULL_PRECISION = frozenset(recipe for recipes in BASELINES.values() for recipe in recipes)
 # Causes of launching call by call, which a CUDA graph does not do: its step was recorded without.
 OF_LAUNCHING = ("launch", "sync", "loops", "late", "own")
@@ -61,9 +60,8 @@ def explained(trainings: Sequence[Training]) -> list[Training]:
             training = replace(training, causes=causes)
         if training.case in known and base:
             training = replace(
-                training, ledger=ledger(known[base], training), ledger_base=base.recipe,
-                bound=bound(known[base]),
-            )  # fmt: skip
+                training, ledger=ledger(known[base], training), ledger_base=base.recipe
+            )
         results.append(training)
     return results
 
@@ -117,22 +115,6 @@ def ledger(base: Training, other: Training) -> tuple[LedgerLine, ...]:
         *changes,
         LedgerLine(f"{other.case.recipe} step", 1e3 * other.step_s, "measured"),
     )
-
-
-def bound(base: Training) -> float | None:
-    """Amdahl's law: the step's speed-up (a ratio) if GEMMs and convolutions took no time.
-
-    Layout changes inside them count. None where it is undefined: a step without any, or with
-    nothing else.
-    """
-    assert base.traced
-    assert base.step_s
-    parts = (p for p in base.traced.parts if (p.within or p.term) in PRODUCT_TERMS)
-    product_s = sum(part.ns for part in parts) / base.traced.steps / 1e9
-    rest_s = base.step_s - product_s
-    if product_s <= 0 or rest_s <= NOTHING * base.step_s:
-        return None
-    return base.step_s / rest_s
 
 
 def _top_layers(base: Training, other: Training, term: str) -> str:

@@ -260,7 +260,7 @@ class Training:
 
     `ledger` leads from the step of the recipe `ledger_base` to this one's, in ms: first and last
     line are those whole steps, the lines between are changes (negative: time saved) that add up.
-    `bound` is Amdahl's: the speed-up of the base's step if its GEMMs and convolutions took no time.
+    In older files `bound` is the base step's speed-up if its GEMMs and convolutions took no time.
     `causes` say what would make the step faster, and why it is no faster.
 
     Of memory, None on a CPU: `memory_peak_bytes` is the most that was allocated; the process uses
