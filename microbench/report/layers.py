@@ -31,7 +31,7 @@ from microbench.verdict import (
 )
 
 PASSES = dict.fromkeys(("fprop", "dgrad", "wgrad", *OF_ATTENTION))
-MOST_LAYERS = 8
+MOST_LAYERS = 9  # with the total
 DECODE = "tokens"  # the option of the command
 VERDICTS = {"faster": "faster", "slower": "slower", RUINED: "without a verdict"}
 UNCLEAR = "not clearly faster"
@@ -257,7 +257,7 @@ def _not_measured(run: Run, network: NetworkUse) -> list[str]:
 
 
 def _tables(run: Run, layers: Sequence[MeasuredLayer]) -> list[Part]:
-    """The layers with most of the time for the screen; all of them with their passes."""
+    """The total, then the layers with most of the time; for --verbose all with their passes."""
     compared = precisions_of(run)
     name = compared.asked[0] if compared.asked else "fp16"
     baselines = [baseline for baseline in reversed(compared.baselines) if baseline != name]
@@ -266,34 +266,30 @@ def _tables(run: Run, layers: Sequence[MeasuredLayer]) -> list[Part]:
     total_s = sum(layer.seconds(name) or 0.0 for layer in layers)
     whole = total_of(layers, lambda layer: all(map(layer.seconds, timed)))
     rows: list[Row] = []
-    for layer in (*layers, whole):
-        own_s, last = layer.seconds(name), layer is whole
+    longest = sorted(layers, key=lambda layer: -(layer.seconds(name) or 0.0))
+    for layer in (whole, *longest):
+        own_s, total = layer.seconds(name), layer is whole
         rows.append(Row({
             "layer": layer.label, "uses": layer.count, "s": {p: layer.seconds(p) for p in timed},
-            "share": 100 * own_s / total_s if own_s and total_s and not last else None,
+            "share": 100 * own_s / total_s if own_s and total_s and not total else None,
             "ratios": {b: layer.ratio(name, b) for b in baselines},
             "passes": {w: layer.ratio(name, b, w) for b in baselines[:1] for w in layer.uses},
-            "bound": "" if last else layer.bound(name),
-        }, style="bold" if last else ""))  # fmt: skip
+            "bound": "" if total else layer.bound(name),
+        }, style="bold" if total else ""))  # fmt: skip
     shows = [fmt.ratio, *[fmt.short_ratio] * len(baselines)]
-    first = [
+    columns = [
         Column("layer", "layer"),
         Column(f"{name}\nms", f"s.{name}", fmt.milliseconds),
         Column("share", "share", fmt.per_cent),
         *(Column(f"{name}\nx {b}", f"ratios.{b}", show)
           for b, show in zip(baselines, shows, strict=False)),
-    ]  # fmt: skip
-    last = Column("bottleneck", "bound", drop=6)
-    more = [
         *(Column(f"{p}\nms", f"s.{p}", fmt.milliseconds, 2) for p in timed if p != name),
         *(Column(f"{which}\nx {b}", f"passes.{which}", fmt.short_ratio, 3)
           for b in baselines[:1] for which in PASSES if any(which in one.uses for one in layers)),
-        Column("uses", "uses", drop=9),
+        Column("uses", "uses", drop=9), Column("bottleneck", "bound"),
     ]  # fmt: skip
-    longest = sorted(rows[:-1], key=lambda row: -(row.item["share"] or 0.0))[:MOST_LAYERS]
-    title = f"The {len(longest)} of {fmt.count(len(layers), 'layer')} with most of the time"
-    every = Part("Every layer: all passes of a step", [*first, *more, last], rows, level=VERBOSE)
-    return [Part(title, [*first, last], longest), every]
+    every = Part("Layers, longest first: all passes of a step", columns, rows)
+    return cases.shortened(every, MOST_LAYERS)
 
 
 # ---------------------------------------------------------------- decode

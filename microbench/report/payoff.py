@@ -75,30 +75,25 @@ def starts_of(of_map: Sequence[Payoff]) -> Counter[str]:
 
 
 def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
-    sentences: dict[str, list[str]] = {}  # of a setting each; of several precisions, of a precision
-    unclear: dict[str, float] = {}
-    first = next(iter(maps))[2]
-    op, several = _op(run), len({name for _, name, _ in maps}) > 1
+    texts, unclear = list[str](), dict[str, float]()
+    first, op = next(iter(maps))[2], _op(run)
     for (subject, name, baseline), cells in maps.items():
         starts = starts_of(cells)
         if doubtful := [pct for payoff in cells for pct in payoff.uncertain.values()]:
             unclear[_title((subject, name, baseline))] = max(doubtful)
         if starts and baseline == first:
-            where = f"in {subject} " if subject else ""
-            key = name if several else subject
-            start = f"{name} is faster than {baseline} "
-            start = "" if where and (sentences if not several else key in sentences) else start
+            where = f" in {subject}" if subject else ""
             alone = sum(len(payoff.rows) == 1 for payoff in cells if not payoff.uncertain)
-            sentences.setdefault(key, []).append(f"{start}{where}{_from(starts, op, alone)}")
-    lines = [Line("", "; ".join(texts)) for texts in sentences.values()]
-    if sentences:
-        sizes = f"{' and '.join(op.across)} sizes"
-        device = run.device_name
-        lines[0] = Line("", f"{lines[0].text} ({device}, {sizes})")
+            start = _from(starts, op, alone)
+            texts.append(f"{name} is faster than {baseline}{where} {start}")
+    if texts:
+        texts[0] += f" ({run.device_name}, {' and '.join(op.across)} sizes)"
+    lines = [Line("", text) for text in texts]
+    if texts:
         hardest = [payoff for key, cells in maps.items() if key[2] == first for payoff in cells]
         lines += cases.why(run, [row.result for payoff in hardest for row in payoff.rows])
         lines += [Line("Do", advice)] if (advice := cases.channels_last(run)) else []
-    lines += cases.no_verdict(unclear, alone=not sentences)
+    lines += cases.no_verdict(unclear, alone=not texts)
     if any(len(payoff.rows) > 1 for cells in maps.values() for payoff in cells):
         lines.append(Line("Doubt", BETWEEN))
     return lines
