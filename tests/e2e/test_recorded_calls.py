@@ -405,7 +405,6 @@ def test_seeds_lie_where_each_backend_keeps_them_and_gradients_have_no_gaps() ->
         arguments = backward.call.named
         for name in ("philox_seed", "philox_offset"):
             seed = arguments[name]
-            assert isinstance(seed, TensorSpec)
             assert seed.device == ("cpu" if backend == "efficient" else "cuda")
         for gradient in backward.outputs[:3]:
             assert gradient.shape == (BATCH, HEADS, LENGTH, WIDTH)

@@ -67,7 +67,7 @@ def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> 
 
 
 def test_ranks_share_a_batch_of_noise_and_what_is_held_out(pictures: Path) -> None:
-    for spec in ("synthetic", "generated", f"folder:{pictures}"):
+    for spec in ("generated", f"folder:{pictures}"):
         alone = list(opened(spec).held_out(2, CPU))
         for rank in range(3):
             own = opened(spec, share=(rank, 3)).held_out(2, CPU)
@@ -112,9 +112,7 @@ def test_synthetic_images_are_one_normal_batch_of_the_seed() -> None:
     assert data.train_samples is None
     assert same(batches(data.load(LoadSpec(64, CPU, 3)), 1), [(images, classes)])
     assert not same(batches(data.load(LoadSpec(64, CPU, 4)), 1), [(images, classes)])
-    held_out = list(data.held_out(64, CPU))
-    assert same(held_out, data.held_out(64, CPU))
-    assert not any(torch.equal(kept, images) for kept, _ in held_out)
+    assert not list(data.held_out(64, CPU))
 
 
 # ---- data that lives on the device
@@ -199,7 +197,6 @@ def test_generated_images_have_ten_classes_and_held_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(generated, "TRAIN", 5000)
     monkeypatch.setattr(generated, "HELD_OUT", 1000)
     data = opened("generated", classes=1000)
-    assert isinstance(data, InMemory)
     assert (data.name, data.classes) == ("generated", 10)
     assert (data.train_samples, data.held_out_samples) == (5000, 1000)
     for part, each in ((data.train, 500), (data.kept, 100)):
@@ -310,7 +307,6 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_cifar10_is_read_from_its_folder_and_the_one_above(cifar: Path) -> None:
     for folder in (cifar, cifar.parent):
         data = opened(f"cifar10:{folder}")
-        assert isinstance(data, InMemory)
         assert (data.name, data.classes) == ("cifar10", 10)
         assert (data.train_samples, data.held_out_samples) == (5 * RECORDS, RECORDS)
         for images, number, at in (
