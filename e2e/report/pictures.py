@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -191,35 +191,28 @@ def waterfall_rows(variant: Training, label: str) -> list[Json]:
 
 
 def loading_chart(run: Run) -> Any:
-    """In img/s by workers: a panel a network fed by a loader, else the loaders alone.
+    """Networks fed by loaders, a panel each: img/s by workers.
 
-    UserError when no loader was measured, or when Altair is not installed.
+    UserError when none was measured, or when Altair is not installed.
     """
     sweeps = loader_sweeps(run)
-    rows = [row for sweep in sweeps for row in sweep_rows(sweep)] or [
-        {"series": row.case.loader + ", cold files" * row.case.cold,
-         "x": row.case.workers, "y": row.per_s}
-        for row in (() if sweeps else run.of(Loading))
-        if row.per_s
-    ]  # fmt: skip
+    rows = [row for sweep in sweeps for row in sweep_rows(sweep)]
     if not rows:
-        raise UserError("nothing to draw: the run has no loader with a rate")
-    colours: Mapping[str, str] = {}
-    reading = "images per second to the device, without training"
-    if sweeps:
-        colours = {name: recipe_colour(name) for sweep in sweeps for name in sweep.recipes}
-        colours = {**colours, LOADER_LINE: LOADER_COLOUR}
-        reading = "lines: predicted from recipe and loader alone; points: measured together"
-    device = run.device_name
+        raise UserError("nothing to draw: the run has no network fed by a loader")
+    colours = {name: recipe_colour(name) for sweep in sweeps for name in sweep.recipes}
+    colours[LOADER_LINE] = LOADER_COLOUR
     names = {loading.case.data for loading in run.of(Loading)}
     data = fmt.listed(sorted(DATA_WORDS.get(name, name) for name in names))
-    what = "training fed by loaders" if run.of(Training) else "loaders"
+    drawn = charts.lines(rows, x="workers", y="img/s", log=False, colours=colours,
+                         dashes={LOADER_LINE: [5, 4]})  # fmt: skip
     return charts.titled(
-        [charts.lines(rows, x="workers", y="img/s", log=not sweeps, colours=colours,
-                      dashes={LOADER_LINE: [5, 4]})],
-        f"{what} on {device}",
-        [f"{data} data, measured {run.started_at[:10]}", reading],
-    )  # fmt: skip
+        [drawn],
+        f"training fed by loaders on {run.device_name}",
+        [
+            f"{data} data, measured {run.started_at[:10]}",
+            "lines: predicted from recipe and loader alone; points: measured together",
+        ],
+    )
 
 
 def sweep_rows(sweep: LoaderSweep) -> list[Json]:
