@@ -122,19 +122,13 @@ def state_folder(name: str) -> Path | None:
 
 
 def _folder(variable: str, below_home: str, name: str) -> Path | None:
-    root = os.environ.get(variable)
+    root, home = os.environ.get(variable), os.environ.get("HOME")
     if root:
         return Path(root, PROGRAM, name)
-    home = _home()
-    return home / below_home / PROGRAM / name if home else None
-
-
-def _home() -> Path | None:
-    home = os.environ.get("HOME")
     if not home:
         with suppress(KeyError):  # a container's user may have no entry
             home = pwd.getpwuid(os.getuid()).pw_dir
-    return Path(home) if home else None
+    return Path(home, below_home, PROGRAM, name) if home else None
 
 
 def made_writable(folder: Path | None) -> str:

@@ -97,10 +97,6 @@ class Op:
         """The back end of a name: one of ours, or the user's "module:name". KeyError for others."""
         return UserBackend(backend) if OWN in backend else self.entries[backend]
 
-    def default_backends(self, kind: str) -> tuple[str, ...]:
-        """What is measured on a kind of device when the user names no back end."""
-        return self.gpu_defaults if kind == "cuda" else ("cpu",)
-
     def serves(self, own: str) -> bool:
         """Whether a user's back end is for this op: an object is for all; a function for the op of
         which it names most arguments, else for the first. ValueError where there is none.

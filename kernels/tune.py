@@ -151,8 +151,10 @@ def short_list(
         known = {None, *map(family, listed)}
         other = next((config for config in ranked if family(config) not in known), None)
         if other is not None and not _differ(family, listed):
+            trials = ([*listed[:index], other, *listed[index + 1 :]]
+                      for index in reversed(range(1, len(listed))))  # fmt: skip
             listed = next(
-                (trial for trial in _with(other, listed)
+                (trial for trial in trials
                  if all(_differ(f, trial) >= _differ(f, listed) for f in families)), listed,
             )  # fmt: skip
     return tuple(listed)
@@ -160,12 +162,6 @@ def short_list(
 
 def _differ(family: Callable[[Config], Hashable], configs: Sequence[Config]) -> bool:
     return len(set(map(family, configs))) > 1
-
-
-def _with(config: Config, listed: Sequence[Config]) -> Iterator[list[Config]]:
-    """The list with a configuration in place of the last, of the last but one and so on."""
-    for index in reversed(range(1, len(listed))):
-        yield [*listed[:index], config, *listed[index + 1 :]]
 
 
 # ---------------------------------------------------------------- the user's cache

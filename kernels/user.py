@@ -131,7 +131,7 @@ class UserBackend:
             raise CannotRun(reason)
 
     def candidates(
-        self, case: Case, operands: Any, target: Target, *, search: str
+        self, case: Case, operands: Any, target: Target, *, search: int
     ) -> Sequence[Candidate]:
         """The object's own, or one call of the function. ValueError as `found`."""
         if hasattr(self.found, "candidates"):

@@ -363,7 +363,7 @@ def plan_variants(op: str, asked: Conditions, kind: str) -> list[Variant]:
     an unknown precision or back end.
     """
     entry, library = OPS[op], OPS[op].library_backend(kind)
-    named = entry.default_backends(kind)
+    named = entry.gpu_defaults if kind == "cuda" else ("cpu",)
     if asked.backend is not None:
         known, own = _backends(asked.backend, entry.backends)
         beside = [library, *(entry.libraries if kind == "cuda" else ())] if own else []

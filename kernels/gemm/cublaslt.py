@@ -231,12 +231,8 @@ def _times(pair: tuple[object, object] | None, number: int) -> str:
 
 def _unique(labels: Sequence[str]) -> list[str]:
     """The labels, those seen before numbered: settings that cuBLASLt does not show differ."""
-    seen: dict[str, int] = {}
-    unique: list[str] = []
-    for label in labels:
-        seen[label] = seen.get(label, 0) + 1
-        unique.append(label if seen[label] == 1 else f"{label}~{seen[label]}")
-    return unique
+    before = [labels[:index].count(label) for index, label in enumerate(labels)]
+    return [f"{one}~{n + 1}" if n else one for one, n in zip(labels, before, strict=True)]
 
 
 def _tile(library: api.Library, algo: api.Algo) -> tuple[int, int, int] | None:

@@ -262,12 +262,6 @@ class GemmProblem:
         wide = TMA_ALIGNMENT // self.precision.bytes_per_element
         return wide if size % KNOWN_DIVISOR and size % wide == 0 else 1
 
-    @property
-    def loads_single(self) -> bool:
-        """Whether POINTER loads elements one by one."""
-        rows = self.a.sizes[1], self.b.sizes[1]
-        return any(row % KNOWN_DIVISOR and self.unit(row) == 1 for row in rows)
-
     def straddles(self, packed: bool) -> bool:
         """Whether rows of A or B do not start on the 128 bytes of a cache line; `packed`: as TMA
         reads them, from copies that do.
@@ -350,7 +344,9 @@ NARROW_SLOWDOWN = 3.0  # of POINTER, where elements are loaded one by one
 def estimated_clocks(config: GemmConfig, problem: GemmProblem, sm_count: int) -> float:
     """The cost model's clocks for one launch; see `kernels.cost`. It only ranks."""
     kernel = replace(FACTS[config.kernel], rows_first=not config.swapped)
-    if config.kernel == POINTER and problem.loads_single:
+    rows = problem.a.sizes[1], problem.b.sizes[1]
+    single = any(row % KNOWN_DIVISOR and problem.unit(row) == 1 for row in rows)
+    if config.kernel == POINTER and single:
         kernel = replace(kernel, slowdown=NARROW_SLOWDOWN * kernel.slowdown)
     return cost.estimated_clocks(_work(config, problem), kernel, sm_count)
 

@@ -113,21 +113,16 @@ class Launcher:
         p, tiles = self.problem, self.problem.tiles(config)
         boxes = (a.descriptor(config.bm, config.bk), b.descriptor(config.bn, config.bk))
         tile = (config.bm, config.bn, config.bk, config.epilogue_subtiles)
+        c_box = [config.bm, config.bn // config.epilogue_subtiles]
+        box = None if config.direct else TensorDescriptor(self.c, [p.m, p.n], [p.n, 1], c_box)
         args = (
-            *boxes, self._c_box(config), self.c, p.m, p.n, p.k, config.group_m,
+            *boxes, box, self.c, p.m, p.n, p.k, config.group_m,
             *tile, a.stored.k_major, b.stored.k_major, *self._arithmetic,
         )  # fmt: skip
         grid = (tiles,)
         if config.kernel == cfg.PERSISTENT:
             args, grid = (*args, self.sm_count), (min(self.sm_count, tiles),)
         return Step(_TMA_KERNELS[config.kernel], grid, args, options(config.stages, config.warps))
-
-    def _c_box(self, config: GemmConfig) -> TensorDescriptor | None:
-        if config.direct:
-            return None
-        m, n = self.problem.m, self.problem.n
-        box = [config.bm, config.bn // config.epilogue_subtiles]
-        return TensorDescriptor(self.c, [m, n], [n, 1], box)
 
     def _either_way_step(self, config: GemmConfig, a: Matrix, b: Matrix) -> Step:
         p, tiles, split_k = self.problem, self.problem.tiles(config), config.split_k
