@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from dataclasses import replace
@@ -25,6 +24,7 @@ from e2e.training.launch import dist_env_of
 from e2e.training.ranks import Ranks, device_of
 from e2e.training.trainer import Trainer
 from microbench.errors import UserError
+from samples.feeding import Batch, noise
 
 FEATURES, CLASSES, BATCH, STEPS = 12, 5, 16, 5
 CASES = {
@@ -65,13 +65,20 @@ def trained(
         trainer.join(ranks)
     for _ in range(STEPS):
         trainer.step(feed)
-    found = {"weights": weights_of(trainer), "held out": trainer.evaluate(data.held_out(8, device))}
+    own = slice(ranks.rank, None, ranks.world) if ranks else slice(None)
+    held_out = trainer.evaluate(iter(held_out_on(device)[own]))
+    found = {"weights": weights_of(trainer), "held out": held_out}
     if ranks:
         trainer.step(feed, exchange=False)
         found["apart"] = weights_of(trainer)
         trainer.broadcast_state()
         found["again"] = weights_of(trainer)
     return found
+
+
+def held_out_on(device: torch.device) -> list[Batch]:
+    """Four batches, the same for all ranks."""
+    return [(inputs.to(device), classes.to(device)) for inputs, classes in noise(NETWORK)]
 
 
 def weights_of(trainer: Trainer) -> torch.Tensor:
@@ -85,8 +92,8 @@ def of_one_batch(device: torch.device, ranks: Ranks | None) -> tuple[float | Non
     trainer = Trainer(network, CASE, RECIPES["fp32"], device, seed=1)
     if ranks:
         trainer.join(ranks)
-    batches = Synthetic((FEATURES,), CLASSES).held_out(8, device)
-    return trainer.evaluate(itertools.islice(batches, 0 if ranks and ranks.rank else 1))
+    batches = held_out_on(device)[: 0 if ranks and ranks.rank else 1]
+    return trainer.evaluate(iter(batches))
 
 
 def masks(device: torch.device, ranks: Ranks) -> list[torch.Tensor]:
