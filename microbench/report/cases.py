@@ -354,11 +354,8 @@ def _example(results: Sequence[Result], sizes: Sequence[str]) -> str:
         ends = dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))
         return f" ({' to '.join(ends)} % of the time)"
     shows = results[-1] if results[0].bound in AT_LARGE else results[0]
-    detail = re.split(r" \(|; |, (?=\d)", shows.why or "")[0]
-    detail = re.sub(r"^(no single bottleneck: |launch latency is )", "", detail)
-    detail = re.split(r": (?=\d)", detail)[0]
-    detail = re.sub(r"of what (\S+) reaches at", r"of \1's peak at", detail)
-    detail = detail.replace("of what the SMs can do at", "of the SMs' peak at")
+    detail = (shows.why or "").removeprefix("no single bottleneck: ")
+    detail = re.split(r" \(|; |[,:] (?=\d)", detail)[0]
     if sizes == [fmt.size(shows.case)]:
         return f" ({detail})" * bool(detail)
     return f" ({fmt.size(shows.case)}: {detail})" if detail else ""

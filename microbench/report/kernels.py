@@ -342,8 +342,7 @@ def _tables(run: Run) -> list[Part]:
     asked, maps = verdict.precisions_of(run).asked, payoff_report.maps_of(run)
     settings = payoff_report.starts_table(maps) if maps else Part()
     by_setting = verdict.summaries(run, lambda result: verdict.subject_of(result, run))
-    few = len(by_setting) <= MOST_ROWS
-    others = cases.library_table(by_setting if few else verdict.summaries(run), "setting")
+    others = cases.library_table(by_setting, "setting")
     shown = own or [
         result for name in asked for group in verdict.groups_of(run)
         if (result := verdict.representative(group, [name]))
@@ -381,19 +380,14 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
         Column("precision", "case.precision_name", once=True),
         Column("setting", "", lambda result: verdict.subject_of(result, run), once=True),
     ]
-    sized = [Column("size", "case", fmt.size)]
-    unit, same_size = (
-        verdict.rate_unit(results),
-        len({fmt.size(result.case) for result in rows}) == 1,
-    )
-    short = fmt.ratio if len(others) == 1 and same_size else fmt.short_ratio
+    unit = verdict.rate_unit(results)
     columns = [
         *(column for i, column in enumerate(named) if len({block(r)[i] for r in rows}) > 1),
-        *([] if others and same_size else sized),
+        Column("size", "case", fmt.size),
         *([Column("call", "variant")] if others else []),
         Column("time", "median_s", fmt.duration),
         *(Column(f"x {name}", f"vs_backend.{name}", fmt.ratio) for name in libraries),
-        *(Column(f"x {name}", f"vs_backend.{name}", short) for name in others),
+        *(Column(f"x {name}", f"vs_backend.{name}", fmt.short_ratio) for name in others),
         *(Column(f"x {name}", f"speedup.{name}", fmt.ratio) for name in baselines),
         *([] if own else [Column(unit.name, "flop_per_s", unit.text, 3)]),
         Column("% of peak", "ceiling_pct", cases.of_peak, 2),
