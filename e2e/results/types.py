@@ -112,15 +112,29 @@ class DeviceState:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """Loss and accuracy (0 to 1) on held-out data after `steps` steps and `train_s` of training.
+
+    `train_s` is in seconds, without evaluations. NaN and infinity are written as None.
+    """
+
+    steps: Count
+    train_s: Amount
+    loss: float | None
+    accuracy: Share | None
+
+
+@dataclass(frozen=True)
 class Repeat:
     """One training from scratch. `train_s` is wall time without set-up and evaluation.
 
     `train_loss` is the mean over the last tenth of the steps, `first_loss` over the first tenth,
     `last_loss` of the last step, `mean_loss` over all; `loss` and `accuracy` (0 to 1) are of
     held-out data. `curve` is the training loss: means over stretches of the steps, as equal as can
-    be. `zero_gradients` and `infinite_gradients`, of older files, are shares (0 to 1) of those
-    counted; infinite means not finite. NaN and infinity are written as None, and older files lack
-    some.
+    be. NaN and infinity are written as None, and older files lack some.
+
+    Older files have `evaluations` after each epoch, and `zero_gradients` and `infinite_gradients`:
+    shares (0 to 1) of those counted, where infinite means not finite.
     """
 
     seed: Count
@@ -134,6 +148,7 @@ class Repeat:
     curve: tuple[float | None, ...] = ()
     last_loss: float | None = None
     mean_loss: float | None = None
+    evaluations: tuple[Evaluation, ...] = ()
     zero_gradients: Share | None = None
     infinite_gradients: Share | None = None
 

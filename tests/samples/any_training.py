@@ -16,6 +16,7 @@ from e2e.results.types import (
     PREDICTED,
     Cause,
     DeviceState,
+    Evaluation,
     LayerGain,
     LedgerLine,
     PartGain,
@@ -77,6 +78,7 @@ def step_times(draw: st.DrawFn) -> StepTimes:
 
 repeats = any_of(
     Repeat, steps=st.integers(3, 10**6), curve=some(st.none() | numbers),
+    evaluations=some(any_of(Evaluation, steps=st.integers(0, 3), accuracy=st.none() | shares)),
     accuracy=st.none() | shares, zero_gradients=st.none() | shares,
     infinite_gradients=st.none() | shares,
 )  # fmt: skip
