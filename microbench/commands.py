@@ -165,6 +165,8 @@ def compare_with(
     pct = None if threshold is None else parse_threshold(threshold)
     outputs = {"--json": json, "--html": html}
     for option, path in outputs.items():
+        if path == Path("-"):
+            raise UserError(f"{option} of compare takes a file, not -")
         if path:
             runfile.check_writable(path, option)
     runfile.check_apart(outputs)

@@ -120,6 +120,7 @@ def test_an_image_has_text_as_text_and_a_comparison_folds_cases(tmp_path: Path) 
     page, every = tmp_path / "page.html", GEMM.with_name("gemm-all.json")
     assert main(["compare", str(every), str(GEMM), "--html", str(page)]) == 0
     assert main(["compare", str(every), str(GEMM), "--html", str(page)]) == 2  # it is there
+    assert main(["compare", str(every), str(GEMM), "--json", "-"]) == 2
     text = page.read_text(encoding="utf-8")
     common = {r.case.key for r in read_run(GEMM).results}
     alone = {case_name(r.case) for r in read_run(every).results if r.case.key not in common}
