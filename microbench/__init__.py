@@ -1,7 +1,7 @@
 """Measures the kernels of `kernels/`: how fast they are, and what the bottleneck is.
 
-`microbench.gemm`, `conv`, `attention`, `payoff`, `layers`, `bench`, `compare_arms` and `load` are
-the functions of `microbench.api`, which loads when one is first used.
+`microbench.gemm`, `conv`, `attention`, `payoff`, `layers`, `bench`, `compare_variants` and `load`
+are the functions of `microbench.api`, which loads when one is first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from microbench.api import Variants as Variants
     from microbench.api import attention as attention
     from microbench.api import bench as bench
-    from microbench.api import compare_arms as compare_arms
+    from microbench.api import compare_variants as compare_variants
     from microbench.api import conv as conv
     from microbench.api import gemm as gemm
     from microbench.api import layers as layers
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from microbench.api import payoff as payoff
 
 __version__ = "0.1.0"
-API = ("Measurement", "Run", "UserError", "Variants", "attention", "bench", "compare_arms", "conv",
-       "gemm", "layers", "load", "payoff")  # fmt: skip
+API = ("Measurement", "Run", "UserError", "Variants", "attention", "bench", "compare_variants",
+       "conv", "gemm", "layers", "load", "payoff")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

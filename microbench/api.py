@@ -182,10 +182,10 @@ def bench(function: Function, *tensors: Any, **conditions: Any) -> Measurement:
     function that waits for the GPU; what the function raises is passed on.
     """
     name = getattr(function, "__name__", "function")
-    return compare_arms({name: function}, *tensors, **conditions)[name]
+    return compare_variants({name: function}, *tensors, **conditions)[name]
 
 
-def compare_arms(
+def compare_variants(
     variants: Mapping[str, Function],
     *tensors: Any,
     device: str | None = None,

@@ -44,7 +44,7 @@ def test_a_script_without_a_main_guard_measures(tmp_path: Path) -> None:
 
 def test_functions_are_compared_with_the_first_and_a_measurement_shows_itself() -> None:
     slow_s = 2e-3
-    found = microbench.compare_arms({"none": lambda: None, "slow": lambda: time.sleep(slow_s)},
+    found = microbench.compare_variants({"none": lambda: None, "slow": lambda: time.sleep(slow_s)},
                                     budget=0.2)  # fmt: skip
     assert found["slow"].median_s >= slow_s
     assert list(found.speedups) == ["slow"]
@@ -72,7 +72,7 @@ def test_what_cannot_be_timed_is_the_callers_error() -> None:
         with pytest.raises(UserError, match=said):
             microbench.bench(torch.relu, torch.ones(3), **conditions)
     with pytest.raises(microbench.UserError, match="at least one"):
-        microbench.compare_arms({})
+        microbench.compare_variants({})
 
 
 def asked(name: str, *arguments: str, **options: object) -> dict[str, object]:
