@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from samples.commands import ROOT, no_children, run_here
-from samples.images import put
+from samples.feeding import put
 
 from e2e.halfway import main
 from microbench.device.host import usable_cores

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from samples.commands import ROOT, run_here
-from samples.processes import MARK, marked, wait_for
+from samples.commands import MARK, ROOT, marked, run_here, wait_for
 from samples.recording import PROOFS, RECORDER, STEPS, User, source
 
 from e2e.__main__ import main

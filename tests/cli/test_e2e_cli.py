@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from samples.commands import ROOT, Ran, on_a_terminal, run_here
-from samples.images import flat, save
+from samples.feeding import flat, save
 from samples.kernel_runs import shown as shown_of
 from samples.shop import Shop
 

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 from samples import judge
-from samples.commands import environment
-from samples.images import flat_folder
-from samples.processes import MARK, marked, wait_for
+from samples.commands import MARK, environment, marked, wait_for
+from samples.feeding import flat_folder
 
 CPU = ("--device", "cpu")
 E2E, MICROBENCH = ("-m", "e2e"), ("-m", "microbench")

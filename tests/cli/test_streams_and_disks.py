@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from samples.commands import ROOT, Ran, environment, run_here
-from samples.images import flat_folder
+from samples.feeding import flat_folder
 
 import e2e.__main__
 import microbench.__main__

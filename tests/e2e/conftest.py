@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from samples.images import flat_folder
+from samples.feeding import flat_folder
 
 from e2e.prediction.store import Store
 from e2e.prediction.timer import CallTime

@@ -18,8 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import rank_training
-from samples.commands import ROOT, environment
-from samples.processes import wait_for
+from samples.commands import ROOT, environment, wait_for
 from samples.training_runs import run_of, variant
 
 from e2e.data.loaders.workers import Shuffled

@@ -26,9 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from PIL.ExifTags import Base
-from samples.feeding import drawn, message, opened, same
-from samples.images import encoded, levels, noise, photo, put
-from samples.processes import is_gone, kill, wait_for
+from samples.commands import is_gone, kill, wait_for
+from samples.feeding import drawn, encoded, levels, message, opened, photo, put, random_image, same
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
@@ -279,7 +278,7 @@ HEIGHT, WIDTH = 40, 60
 
 
 def picture(height: int = HEIGHT, width: int = WIDTH, mode: str = "RGB") -> Image.Image:
-    return noise(height * width, (width, height)).convert(mode)
+    return random_image(height * width, (width, height)).convert(mode)
 
 
 def written(folder: Path, **contents: bytes) -> list[ImageFile]:

@@ -27,10 +27,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.ExifTags import Base
-from samples.feeding import drawn, message, same
+from samples.feeding import drawn, flat, message, random_image, same, save
 from samples.feeding import drawn as batches
-from samples.images import flat, noise, save
-from samples.images import levels as numbers
+from samples.feeding import levels as numbers
 from samples.judge import Files, files_in
 from torch import Tensor
 from torch.utils.data import (
@@ -95,7 +94,7 @@ def test_data_that_does_not_fit_the_network(pictures: Path) -> None:
     assert "--loader torchvision reads images" in message(lambda: text_of("torchvision"))
     assert "has images" in message(lambda: open_data("made", Options((64,), tokens=256)))
     assert "3 channels" in message(lambda: opened(f"folder:{pictures}", (1, 28, 28)))
-    save(noise(1), pictures / "val" / "vogel" / "1.jpg")
+    save(random_image(1), pictures / "val" / "vogel" / "1.jpg")
     assert "vogel" in message(lambda: opened(f"folder:{pictures}", (3, 16, 16)))
 
 
@@ -429,7 +428,7 @@ def test_images_of_all_kinds_become_rgb(tmp_path: Path, kind: str) -> None:
 
 def bomb(path: Path) -> None:
     """A PNG that claims 60,000 x 60,000 pixels."""
-    save(noise(1), path)
+    save(random_image(1), path)
     raw = bytearray(path.read_bytes())
     raw[16:24] = struct.pack(">II", 60_000, 60_000)
     path.write_bytes(raw)
@@ -443,7 +442,7 @@ def damaged(pictures: Path) -> Path:
     (cats / "text.jpg").write_text("not an image at all")
     (cats / "._0.png").write_text("hidden, so nobody's image")
     (cats / "gone.png").symlink_to(pictures / "nowhere.png")
-    whole = save(noise(3, (300, 300)), cats / "cut.jpg").read_bytes()
+    whole = save(random_image(3, (300, 300)), cats / "cut.jpg").read_bytes()
     (cats / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     bomb(held_out / "bomb.png")
     return pictures
@@ -473,7 +472,7 @@ def test_broken_images_are_counted_by_name(damaged: Path, monkeypatch: pytest.Mo
 def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for number in range(3):
-            path = save(noise(number, (64, 64)), tmp_path / name / f"{number}.jpg")
+            path = save(random_image(number, (64, 64)), tmp_path / name / f"{number}.jpg")
             path.write_bytes(path.read_bytes()[:200])
     data = opened(f"folder:{tmp_path}", (3, 16, 16))
     loader = data.load(LoadSpec(2, CPU, 1))

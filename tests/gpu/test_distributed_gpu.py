@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 from samples import rank_training
-from samples.commands import ROOT, environment
-from samples.processes import is_gone, wait_for
+from samples.commands import ROOT, environment, is_gone, wait_for
 
 from e2e.results.types import Training
 from microbench.__main__ import main

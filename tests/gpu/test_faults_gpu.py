@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from samples.commands import ROOT, Ran, environment, run_here, warm_children
-from samples.processes import MARK, marked, wait_for
+from samples.commands import MARK, ROOT, Ran, environment, marked, run_here, wait_for, warm_children
 
 from e2e.__main__ import main as training
 from e2e.commands import worker as train_worker

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from samples.processes import is_gone, wait_for
+from samples.commands import is_gone, wait_for
 from samples.resampling import prepare, reference
 from samples.waiting import no_waits, while_busy
 from torch import Tensor

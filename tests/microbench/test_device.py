@@ -18,8 +18,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from samples.commands import wait_for
 from samples.kernel_runs import h200_run, shown
-from samples.processes import wait_for
 
 from kernels.case import Target
 from microbench.device import device, host

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import pytest
-from samples.processes import is_gone, wait_for
+from samples.commands import is_gone, wait_for
 
 from kernels import tune
 from kernels.case import Candidate, Case, Prepared, Target

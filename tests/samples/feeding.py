@@ -1,21 +1,24 @@
-"""What tests feed a trainer with, see of what it computes with, and ask of data and errors."""
+"""What tests feed a trainer with and see of it, ask of data and errors, and small images."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from e2e.case import TrainCase
 from e2e.data.datasets import Options, open_data
-from e2e.data.types import Data, Loader
+from e2e.data.types import IMAGENET, Data, Loader
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES, Recipe
@@ -123,3 +126,63 @@ def same(one: Iterable[tuple[Tensor, Tensor]], other: Iterable[tuple[Tensor, Ten
 def opened(root: Path, loader: str = "", *, size: int = 16, **options: Any) -> Data:
     """The data of a folder, for a network that takes square images."""
     return open_data(f"folder:{root}", Options((3, size, size), loader=loader, **options))
+
+
+# ---------------------------------------------------------------- small images
+
+
+def random_image(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
+    """Random pixels; `size` is (width, height)."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+def photo(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
+    """Smooth colours, which a JPEG hardly changes."""
+    small = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), np.uint8)
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+
+
+def flat(level: int) -> Image.Image:
+    """One grey: it is the same however it is cut."""
+    return Image.new("RGB", (24, 20), (level, level, level))
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    """The image's file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def put(path: Path, content: bytes) -> Path:
+    """Write a file, and the folders that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def save(image: Image.Image, path: Path, **options: Any) -> Path:
+    """Write an image in the format of its name's suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+def flat_folder(folder: Path) -> Path:
+    """Flat images of two classes, each as bright as 10 times its number: 20, and 4 held out."""
+    for part, count in (("train", 20), ("val", 4)):
+        for number in range(count):
+            path = folder / part / "ab"[number % 2] / f"{number}.jpg"
+            put(path, encoded(flat(10 * number)))
+    return folder
+
+
+def levels(batches: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
+    """The greys of the flat images in normalised batches."""
+    scale, shift = IMAGENET.scale_and_shift(torch.device("cpu"))
+    return [
+        round(level)
+        for images, _ in batches
+        for level in ((images - shift) / scale).mean((1, 2, 3)).tolist()
+    ]

@@ -11,7 +11,7 @@ from typing import Any
 from e2e.halfway import main as halfway
 from microbench.results.runfile import read_run
 from samples.commands import Main, Ran, run_here
-from samples.images import noise, put, save
+from samples.feeding import put, random_image, save
 
 PROGRESS = re.compile(r"\[\d+/\d+\] ")
 MODULE = """
@@ -88,11 +88,10 @@ class Shop:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "shop.py").write_text(MODULE)
+        images = folder / "images" / "train"
         for i in range(16):
-            save(noise(i, (48, 40)), folder / "images" / "train" / f"class{i % 2}" / f"{i}.jpg")
-        put(
-            folder / "images" / "train" / "class0" / "broken.jpg", b"\xff\xd8\xff no more than this"
-        )
+            save(random_image(i, (48, 40)), images / f"class{i % 2}" / f"{i}.jpg")
+        put(images / "class0" / "broken.jpg", b"\xff\xd8\xff no more than this")
         self._kept: dict[str, Kept] = {}
 
     def run(self, *words: object, main: Main = halfway, **environment: str) -> Ran:
