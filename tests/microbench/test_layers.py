@@ -29,11 +29,10 @@ from microbench.requests import (
     request_of,
 )
 from microbench.results.codec import run_from_json, run_to_json
-from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.run import check_same_task
 from microbench.sweep import Group
-from microbench.verdict import MIN_GAIN, RUINED, gain
+from microbench.verdict import RUINED, gain
 
 SOURCE = """
 import torch
@@ -104,18 +103,6 @@ def test_times_of_a_step_add_up(traced) -> None:
     )
     again = run_from_json(json.loads(json.dumps(run_to_json(run))))
     assert again.network == network
-
-
-def test_layers_are_named_by_what_their_intervals_show() -> None:
-    run = read_run(Path(__file__).parents[2] / "results" / "nvidia-h200" / "layers-resnet50.json")
-    assert run.network
-    (why,) = (line.text for line in report.report(run, run.network).answer if line.label == "Why")
-    ratios = {layer.label: layer.ratio("fp16", "tf32") for layer in layers_of(run, run.network)}
-    known = {label: ratio for label, ratio in ratios.items() if ratio and not ratio.ruined_pct}
-    assert all(ratio.ci95 and ratio.ci95[0] > MIN_GAIN for ratio in known.values())
-    faster, ruined = why.split(", 1 without a verdict ")
-    assert faster.startswith(f"against tf32 {len(known)} of {len(ratios)} layers faster")
-    assert [label in ruined for label in ratios] == [label not in known for label in ratios]
 
 
 def test_a_total_s_interval_comes_from_its_parts() -> None:
@@ -251,13 +238,6 @@ def test_the_map_says_from_which_width_it_is_faster() -> None:
     said = [line.text for line in found.answer]
     assert said[0].startswith("fp16 is faster than tf32 from 256 channels for all 2 sizes")
     assert any(line.startswith("no verdict on fp16 against tf32") for line in said)
-    found = map_report(replace(run, results=tuple(
-        r for r in results if r.case.problem.dims["c"] == 512
-    )))  # fmt: skip
-    assert found.finding.startswith(
-        "fp16 is faster than tf32 at 512 channels for all 4 sizes, no other width measured at 4"
-    )
-    assert not any("between" in line.text for line in found.answer)
 
 
 def test_the_map_of_linear_layers_gives_an_answer_for_each_way_to_launch(tmp_path: Path) -> None:
@@ -289,23 +269,10 @@ def test_the_map_of_linear_layers_gives_an_answer_for_each_way_to_launch(tmp_pat
         "fp8-row pays from 4096 features on as launched, from 2048 features on as a CUDA graph; it "
         "is 1.20 times as fast as bf16 without casts (x, 16384 tokens, others below)"
     )
-    assert not any(line.label == "Why" for line in report.answer), "products of 512 tokens lose too"
-    shown, *_ = report.shown()
-    assert shown.title == "fp8-row: times as fast as bf16"
-    first = texts_of(shown)
-    assert [column.title for column in first.columns][2:] == ["launched", "graph", "quantised"]
-    assert list(first.texts[2]) == [
-        "16384", "2048x4096", "0.80 ±0.01", "1.20 ±0.02", "1.20 ±0.02",
+    single = [
+        r for r in results if fmt.size(r.case) == "1024" and r.case.problem.layout == "launched"
+        and r.case.problem.setting["batch"] != "512"
     ]  # fmt: skip
-    assert list(shown.below)[:2] == [
-        f"break-even, by in x out, at {tokens} tokens: launched 2048x4096..4096, graph 1024..2048, "
-        "quantised none, faster at every width"
-        for tokens in (16384, 4096)
-    ]
-    many = [r for r in results if r.case.problem.setting["batch"] != "512"]
-    report = map_report(replace(run, results=tuple(many)))
-    assert [line.label for line in report.answer][:2] == ["", "Why"]
-    single = [r for r in many if fmt.size(r.case) == "1024" and r.case.problem.layout == "launched"]
     report = map_report(replace(run, results=tuple(single)))
     assert report.finding == (
         "fp8-row is 0.80 ±0.01 times as fast as bf16 as launched "

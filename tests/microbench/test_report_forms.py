@@ -159,14 +159,6 @@ def test_comparisons_are_as_committed() -> None:
     assert "=====\n".join(comparisons()) == SHEET.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", [60, 70, 100, 140])
-@pytest.mark.parametrize("details", [False, True])
-def test_a_comparison_fits(width: int, details: bool) -> None:
-    text = shown(COMPARED, width=width, details=details)
-    assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert "\x1b" not in text
-
-
 # ---------------------------------------------------------------- report drawing
 
 
