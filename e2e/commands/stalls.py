@@ -74,7 +74,7 @@ def run_loaders(backend: str, workers: str | None, values: dict[str, Any]) -> Do
     # No network is trained: a small one will do, at the size of the images.
     size = None if data in SMALL else "3x224x224"
     network = "e2e.data.datasets.own:AnyInput" if own else "cnn-cifar"
-    options = _options(network, {**values, "input": values["input"] or size})
+    options = _options(network, {**values, "input": values["input"] or size, "recipe": "fp32"})
     counts = _counts(workers, options)
     budget_s = options.budget or LOAD_BUDGET_S
     procedure = partial(measure_loaders, names=names, workers=counts, load_budget_s=budget_s)
