@@ -51,21 +51,6 @@ from e2e.training.variant import TimedPart, Variant
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
-BROKEN = {"cut.jpg", "header.jpg", "noise.jpg", "cut.png", "text.jpg", "empty.jpg"}
-
-
-@pytest.fixture
-def damaged(root: Path) -> Path:
-    """Also files that are broken."""
-    whole, png = encoded(photo(1, (200, 200))), encoded(photo(1, (200, 200)), "PNG")
-    folder = root / "train" / "a"
-    put(folder / "cut.jpg", whole[: len(whole) // 2])
-    put(folder / "header.jpg", whole[:40])
-    put(folder / "noise.jpg", whole[:3] + np.random.default_rng(1).bytes(3000))
-    put(folder / "cut.png", png[: len(png) // 2])
-    put(folder / "text.jpg", b"no image")
-    put(folder / "empty.jpg", b"")
-    return root
 
 
 def small_arrays() -> InMemory:
@@ -123,14 +108,6 @@ def test_each_image_of_a_folder_comes_once_an_epoch(root: Path) -> None:
     assert same(batches, drawn(others.load(LoadSpec(8, CPU, 1, workers=2)), 5))
     assert same(data.held_out(4, CPU), others.held_out(4, CPU))
     assert numbers(data.held_out(4, CPU)) == [0, 2, 1, 3]
-
-
-def test_a_good_image_takes_the_place_of_a_broken_one_which_is_told(damaged: Path) -> None:
-    data = opened(damaged)
-    assert data.train_samples == 26
-    order = numbers(drawn(data.load(LoadSpec(26, CPU, 1)), 1))
-    assert set(order) == set(range(20))
-    assert broken_note(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
 
 
 def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
@@ -246,11 +223,11 @@ def test_a_cached_batch_is_trained_on_while_a_loader_works_for_nothing(root: Pat
         next(busy)
 
 
-def test_what_a_loader_that_works_for_nothing_raises_is_heard(damaged: Path) -> None:
-    for path in damaged.glob("train/*/*.*"):
+def test_what_a_loader_that_works_for_nothing_raises_is_heard(root: Path) -> None:
+    for path in root.glob("train/*/*.*"):
         path.write_bytes(path.read_bytes()[:200])
     pinned = small_arrays().load(LoadSpec(4, CPU, 1, "pinned"))
-    feed = Contended(pinned, opened(damaged).load(LoadSpec(4, CPU, 1)))
+    feed = Contended(pinned, opened(root).load(LoadSpec(4, CPU, 1)))
     assert "training images" in message(feed.start)
     feed.close()
 
