@@ -458,7 +458,8 @@ def _doubt(run: Run, judged: Sequence[Result]) -> list[Line]:
     noise = ["one process (--processes 3)"] if one_process else []
     if wide := [pct for pct in halves if pct > WIDE_INTERVAL_PCT]:
         option = "--budget" if one_process else "--processes"
-        noise.append(f"{fmt.count(len(wide), 'interval')} up to ±{max(wide):.1f} % ({option})")
+        half = f"up to ±{max(wide):.1f} %" if max(wide) < 999 else "beyond ±999 %"
+        noise.append(f"{fmt.count(len(wide), 'interval')} {half} ({option})")
     return [Line("Doubt", JOIN.join(some)) for some in (texts, noise) if some]
 
 
@@ -475,19 +476,20 @@ def channels_last(run: Run) -> str:
         if best and best.measurement and not best.ruined_pct:
             layout = best.case.problem.layout
             by_layout.setdefault(layout, {})[best.case.group.replace(layout, "")] = best
-    pairs = [(result, by_layout["nchw"][same]) for same, result in by_layout["nhwc"].items()
-             if same in by_layout["nchw"]]  # fmt: skip
-    ratios = [(nchw.median_s or 0.0) / (nhwc.median_s or 1.0) for nhwc, nchw in pairs]
-    faster = sum(_ends(nhwc)[1] < _ends(nchw)[0] for nhwc, nchw in pairs)
-    if not pairs or 4 * faster < 3 * len(pairs):
+    ratios = [_apart(by_layout["nchw"][same], result) for same, result in by_layout["nhwc"].items()
+              if same in by_layout["nchw"]]  # fmt: skip
+    faster = sum((ratio.ci95 or (0.0, 0.0))[0] > 1 for ratio in ratios)
+    if not ratios or 4 * faster < 3 * len(ratios):
         return ""
-    of = f"in all {faster}" if faster == len(pairs) else f"surely in {faster} of {len(pairs)}"
-    return f"use channels_last (nhwc): {fmt.span(ratios)} times as fast, {of}"
+    of = f"in all {faster}" if faster == len(ratios) else f"surely in {faster} of {len(ratios)}"
+    return f"use channels_last (nhwc): {fmt.ratios(ratios)} times as fast, {of}"
 
 
-def _ends(result: Result) -> tuple[float, float]:
-    median_s = result.median_s or 0.0
-    return (result.measurement and result.measurement.ci95_s) or (median_s, median_s)
+def _apart(a: Result, b: Result) -> Ratio:
+    """Time of A over B's, which did not take turns: from end to end of their intervals."""
+    ratio = (a.median_s or 0.0) / (b.median_s or 1.0)
+    ours, theirs = (r.measurement and r.measurement.ci95_s for r in (a, b))
+    return Ratio(ratio, ours and theirs and (ours[0] / theirs[1], ours[1] / theirs[0]))
 
 
 def no_verdict(unclear: Mapping[str, float], *, alone: bool) -> list[Line]:
