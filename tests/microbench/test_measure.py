@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from samples import bad_kernels
+from samples.commands import Ran, run_here, warm_children
 
 from kernels.case import Candidate, Case, Target
+from kernels.conv import Conv
+from kernels.conv.shape import ConvShape
 from kernels.gemm import Gemm, torch_blas
 from kernels.gemm.operands import Operands
+from kernels.gpus import find_card
+from microbench import measure as measuring
+from microbench import worker
+from microbench.__main__ import main
 from microbench.device.device import describe, open_telemetry
 from microbench.device.telemetry import TelemetrySummary
 from microbench.measure import Measurer, measurement_of
 from microbench.results.merging import with_ratios
+from microbench.results.runfile import read_run
 from microbench.results.types import Result
 from microbench.sweep import Group
 from microbench.timing.interleave import Variant
@@ -235,3 +247,225 @@ def test_inputs_are_fresh_for_the_next_group(
     measure(measurer, group_of("fp32"))
     measure(measurer, group_of("fp32"))
     assert not torch.equal(*seen[-2:])
+
+
+# ---------------------------------------------------------------- turned wrong
+
+
+FATAL = {
+    "leaves": "exit code 7", "crashes": "SIGSEGV", "sleeps": "hung",
+    "has_no_memory": "out of memory",
+}  # fmt: skip
+COMMAND_S = 20.0  # of which little is taken: however busy the machine, no case is refused
+GEMMS = (
+    "wrong_later", "nan_later", "stale_later", "kept_later", "input_later", "cached",
+    "unless_poisoned", "launch_late",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> Iterator[None]:
+    with warm_children():
+        yield
+
+
+def measured(
+    folder: Path, *words: object, backends: tuple[str, ...], **environment: Any
+) -> tuple[Ran, dict[str, Result]]:
+    """A command with these back ends of `bad_kernels`: how it ended, and its results by name."""
+    file = folder / "run.json"
+    named = ",".join(f"samples.bad_kernels:{name}" for name in backends)
+    ran = run_here(
+        main, "microbench", *words, "--device", "cpu", "--dtype", "fp32", "--vs", "none",
+        "--backend", named, "--l2", "warm", "--budget", COMMAND_S, "--json", file, "--verbose",
+        **environment,
+    )  # fmt: skip
+    assert ran.returncode == 1, ran.stderr  # an own kernel failed
+    assert "Traceback" not in ran.stderr
+    return ran, {r.case.backend.rpartition(":")[2]: r for r in read_run(file).results}
+
+
+def assert_failed(result: Result) -> None:
+    assert result.turned_wrong, result.reason
+    assert result.measurement is None
+    assert not result.speedup
+    assert not result.vs_backend
+
+
+def test_a_gemm_or_convolution_that_turns_wrong_fails_and_the_right_one_is_timed(
+    tmp_path: Path,
+) -> None:
+    ran, found = measured(tmp_path, "gemm", "--sizes", "64", backends=("good", *GEMMS))
+    for name in GEMMS:
+        assert_failed(found[name])
+    assert found["good"].measurement is not None
+    assert list(found["good"].vs_backend) == ["cpu"]
+    assert "right at first, later a wrong result" in " ".join(ran.stdout.split())
+    _, found = measured(
+        tmp_path, "conv", "--channels", "8", "--image", "8", "--batch", "2", "--layout", "nhwc",
+        "--overwrite", backends=("conv_later",),
+    )  # fmt: skip
+    assert_failed(found["conv_later"])
+
+
+def test_a_kernel_that_turns_wrong_in_a_later_process_fails_too(tmp_path: Path) -> None:
+    _, found = measured(
+        tmp_path, "gemm", "--sizes", "64", "--processes", "2",
+        backends=("good", "wrong_in_another"),
+        **{bad_kernels.STARTS: str(tmp_path / "starts")},
+    )  # fmt: skip
+    assert_failed(found["wrong_in_another"])
+    good = found["good"].measurement
+    assert len(good.processes) == 2
+    assert list(found["good"].vs_backend) == ["cpu"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_kernel_that_takes_the_process_along_fails_alone(
+    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "HANG_S", 1.0)  # beside the budget, which no other takes
+    ran, found = measured(
+        tmp_path, "gemm", "--sizes", "32", "--processes", processes,
+        backends=(*FATAL, "good"),
+    )  # fmt: skip
+    assert "device" not in ran.stderr
+    assert read_run(tmp_path / "run.json").finished_at
+    assert {name for name, result in found.items() if result.status == "ok"} == {"good", "cpu"}
+    for name, said in FATAL.items():
+        assert found[name].status == "failed"
+        assert said in (found[name].reason or "")
+    assert found["good"].measurement is not None
+
+
+def test_a_kernel_that_is_wrong_for_some_rounds_only_is_seen_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Right at first and at the end: which round is looked at, it cannot know."""
+    stages = [""]
+
+    def candidates(case: Case, operands: Operands, target: Target) -> list[Candidate]:
+        def call() -> None:
+            torch.mm(operands.a, operands.b, out=operands.c)
+            rounds = [stage for stage in stages if stage.startswith("timing, round")]
+            if 2 <= len(rounds) <= 7:  # of which the first is the warm-up
+                operands.c.zero_()
+
+        return [Candidate("wavers", call)]
+
+    monkeypatch.setattr(torch_blas, "candidates", candidates)
+    monkeypatch.setattr(measuring, "QUICK_S", 10.0)  # on a busy machine too
+    assert_failed(measured_here(announce=lambda _, stage: stages.append(stage)))
+
+
+def measured_here(
+    clock: CpuClock | None = None, announce: measuring.Announce = lambda _key, _stage: None,
+    device: str | None = None,
+) -> Result:  # fmt: skip
+    """A small GEMM of the back end "cpu", measured in this process, by the clock, as a card."""
+    info = describe("cpu")
+    target = replace(info.target(), name=device or info.name)
+    clock = clock or CpuClock(1 << 16, "warm")
+    measurer = Measurer(target, clock, open_telemetry(info), "sustained", 0)
+    group = Group((Case(Gemm(24, 32, 40), "fp32", "cpu"),))
+    return measurer.measure(group, COMMAND_S, announce)[0]
+
+
+# ---------------------------------------------------------------- that would fool a timer
+
+
+def test_a_kernel_that_skips_what_it_has_done_before_works_in_every_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its operands are other ones nearly each time, so that its time is that of the work."""
+    worked: list[int] = []
+
+    def candidates(case: Case, operands: Operands, target: Target) -> list[Candidate]:
+        seen = torch.empty(0)
+
+        def call() -> None:
+            nonlocal seen
+            both = torch.cat([operands.a.flatten(), operands.b.flatten()])
+            if torch.equal(both, seen):
+                return
+            seen = both
+            worked.append(1)
+            torch.mm(operands.a, operands.b, out=operands.c)
+
+        return [Candidate("skips", call)]
+
+    monkeypatch.setattr(torch_blas, "candidates", candidates)
+    result = measured_here()
+    # Of the thousand places where renewed operands may begin, one is that of the sample before.
+    assert len(worked) > 0.98 * len(result.measurement.times_s)
+
+
+class WithAStream(CpuClock):
+    """Its device has another stream, whose work is done when the device is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 16, "warm")
+        self.stream: list[Callable[[], object]] = []
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        block = super().block(launch, samples)
+        while self.stream:
+            self.stream.pop(0)()
+        return block
+
+
+def test_work_that_ends_after_its_time_is_a_failure_though_the_result_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = WithAStream()
+
+    def candidates(case: Case, operands: Operands, target: Target) -> list[Candidate]:
+        def work() -> None:
+            torch.mm(operands.a, operands.b, out=operands.c)
+
+        launches = itertools.count()
+
+        def call() -> None:
+            if next(launches) < bad_kernels.LAUNCHES:
+                work()
+            else:
+                clock.stream.append(work)
+
+        return [Candidate("aside", call)]
+
+    monkeypatch.setattr(torch_blas, "candidates", candidates)
+    result = measured_here(clock)
+    assert_failed(result)
+    assert "work was left on another stream" in (result.reason or "")
+
+
+class Planted(CpuClock):
+    """Every sample takes as long as is planted."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(1 << 16, "warm")
+        self.seconds = seconds
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        return Block((self.seconds,) * len(super().block(launch, samples).times_s))
+
+
+@pytest.mark.parametrize(("share", "possible"), [(1.08, True), (1.5, False), (1e6, False)])
+def test_a_rate_that_the_card_cannot_have_is_a_failure(share: float, possible: bool) -> None:
+    card = find_card("NVIDIA H200")
+    seconds = 2 * 24 * 32 * 40 / (share * card.flop_per_s["fp32"])
+    result = measured_here(Planted(seconds), device="NVIDIA H200")
+    assert (result.measurement is not None) == possible
+    if not possible:
+        assert_failed(result)
+        assert "faster than this card can be: 84 TFLOP/s in fp32 at most" in (result.reason or "")
+
+
+def test_a_convolution_may_multiply_once_for_a_filters_taps(tmp_path: Path) -> None:
+    """As FFTs and Winograd's algorithm nearly do: three times a sheet's rate is no defect."""
+    problem = Conv(ConvShape(1, 8, 8, 8, 8, 3, 3), "fprop")
+    result = Result(Case(problem, "fp32", "cudnn"), "ok", flops=67 * 10**12)
+    h200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
+    assert measuring.too_fast(result, 1 / 3, h200) is None
+    assert measuring.too_fast(result, 1 / 12, h200)
+    assert measuring.too_fast(result, 1 / 12, replace(h200, name="NVIDIA Test")) is None
