@@ -26,7 +26,6 @@ from microbench.verdict import MIN_GAIN
 
 IN_FULL = 0.95  # of a recipe's throughput without a loader
 WIDE_PCT = 15.0  # half of a rate's interval: wider ones are a doubt
-MOST_ROWS = 8  # of the screen
 WARM = "files had been read before: they were in memory"
 MARKS = {"skipped": "skipped", "failed": "FAILED", "ok": "not measured"}
 # CSV of loaders: name and path, in an order that does not change.
@@ -80,11 +79,6 @@ class LoaderSweep:
             t for t in self.trainings if (t.case.recipe, t.case.workers) == (recipe, workers)
         )
         return next(variants, None)
-
-    def row(self, workers: int) -> dict[str, Training]:
-        """The trainings with this number of workers, by recipe."""
-        pairs = ((name, self.at(name, workers)) for name in self.recipes)
-        return {name: training for name, training in pairs if training}
 
     @property
     def errors_pct(self) -> list[float]:
@@ -186,7 +180,7 @@ def sweep_part(sweep: LoaderSweep, level: int) -> Part:
     rows: list[Json] = [
         {
             "workers": count, "loader": sweep.loading.get(count),
-            **{f"rate {name}": _rates(t) for name, t in sweep.row(count).items()},
+            **{f"rate {name}": _rates(sweep.at(name, count)) for name in sweep.recipes},
             "limit": _limit(sweep.at(last, count)),
             **{f"gain {name}": sweep.speedup(name, base, count) for name in others},
         }
@@ -210,16 +204,14 @@ def _limit(variant: Training | None) -> str:
     return bottleneck((variant and variant.limit) or predicted)
 
 
-def _rates(variant: Training) -> str:
+def _rates(variant: Training | None) -> str:
     """ "2,000 / 1,960": predicted / measured."""
-    predicted = fmt.throughput(variant.predicted_per_s) if variant.predicted_per_s else ""
-    if variant.status == "failed":
-        return f"{predicted} / failed" if predicted else "failed"
-    return (
-        f"{predicted or '-'} / {fmt.throughput(variant.per_s)}"
-        if variant.per_s
-        else predicted or "-"
-    )
+    if variant is None:
+        return ""
+    predicted = fmt.throughput(variant.predicted_per_s) if variant.predicted_per_s else "-"
+    measured = fmt.throughput(variant.per_s) if variant.per_s else ""
+    measured = "failed" if variant.status == "failed" else measured
+    return f"{predicted} / {measured}" if measured else predicted
 
 
 def _gain(gain: Gain) -> str:
@@ -320,50 +312,35 @@ def _in_full(sweep: LoaderSweep, name: str) -> str:
 # ---------------------------------------------------------------- alone
 
 
-def loaders_parts(run: Run, level: int) -> list[Part]:
-    """One row per loader and number of workers; on the screen each loader's best of many."""
+def loaders_part(run: Run, level: int) -> Part:
+    """One row per loader and number of workers."""
     loadings = run.of(Loading)
-    columns = _columns([row.case for row in loadings])
     lost = [(row.case.loader, row.reason or "no reason given") for row in loadings
             if row.per_s is None]  # fmt: skip
     notes = [
         "per core: by the CPU time of the workers and of the process that takes the batches",
         *missing(list(dict.fromkeys(lost))),
     ]
-    every = Part(
-        "Loaders alone", columns, [*map(_row, loadings)], notes if loadings else (), VERBOSE
-    )
-    if level == VERBOSE:
-        return [every]
-    if len(loadings) <= MOST_ROWS:
-        return [replace(every, title="", level=level)]
-    by_loader = grouped(((row.case.loader, row.case.cold), row) for row in loadings if row.per_s)
-    best = [max(some, key=lambda row: row.per_s or 0.0) for some in by_loader.values()]
-    many = f"{len(loadings)} measurements, each loader at its best: --verbose has all"
-    return [Part("", columns, [*map(_row, best[:MOST_ROWS])], [many]), every]
-
-
-def _row(row: Loading) -> Row:
-    if row.per_s is not None:
-        return Row(row)
-    return Row(row, MARKS.get(row.status, row.status), "red" if row.status == "failed" else "dim")
-
-
-def _columns(cases: Sequence[LoadCase]) -> list[Column]:
-    """Settings that are the same, and as usual, in all rows have no column."""
-    cold, ahead = any(case.cold for case in cases), any(case.prefetch for case in cases)
-    return [
+    columns = [
         Column("loader", "case.loader", once=True),
-        *[Column("files", "case.cold", lambda cold: "cold" if cold else "warm", drop=6)] * cold,
-        *[Column("batch", "case.batch", drop=7)] * (len({case.batch for case in cases}) > 1),
+        Column("files", "case.cold", lambda cold: "cold" * cold, drop=6),
+        *[Column("batch", "case.batch", drop=7)] * (len({row.case.batch for row in loadings}) > 1),
         Column("workers", "case.workers"),
-        *[Column("prefetch", "case.prefetch", lambda ahead: f"{ahead or 'usual'}", drop=8)] * ahead,
+        Column("prefetch", "case.prefetch", lambda ahead: f"{ahead or ''}", drop=8),
         Column("img/s", "per_s", fmt.throughput),
         Column("±", "", lambda row: fmt.half_interval(row.per_s or 0.0, row.ci95_per_s), drop=3),
         Column("img/s\nper core", "per_s_per_core", fmt.throughput, drop=2),
         Column("MB/s\nread", "bytes_per_s", lambda rate: fmt.throughput(rate / 1e6), drop=4),
         Column("first\nbatch", "first_s", fmt.duration, drop=5),
     ]
+    title = "Loaders alone" * (level == VERBOSE)
+    return Part(title, columns, [*map(_row, loadings)], notes if loadings else (), level)
+
+
+def _row(row: Loading) -> Row:
+    if row.per_s is not None:
+        return Row(row)
+    return Row(row, MARKS.get(row.status, row.status), "red" if row.status == "failed" else "dim")
 
 
 def _shared(loadings: Sequence[Loading]) -> str:
@@ -378,25 +355,14 @@ def _shared(loadings: Sequence[Loading]) -> str:
 
 
 def loaders_answer(run: Run, device: str) -> list[Line]:
-    """The fastest loader, the fastest that decodes, and how sure the rates are."""
+    """The fastest loader that decodes, and how sure the rates are."""
     loadings = run.of(Loading)
     ran = [row for row in loadings if row.per_s]
-    loaders = [row for row in ran if row.case.loader != "read"] or ran
-    lines: list[Line] = []
+    loaders = [row for row in ran if row.case.loader not in ("read", RESIDENT)] or ran
+    lines = [Line("", "Nothing was measured")]
     if ran:
         best = max(loaders, key=lambda row: row.per_s or 0.0)
-        decoding = [row for row in loaders if row.case.loader != RESIDENT]
-        best_rate = _rate(best)
-        if decoding and best not in decoding:
-            best_rate += (
-                f"; of loaders that decode {_rate(max(decoding, key=lambda a: a.per_s or 0))}"
-            )
-        lines.append(Line("", f"{best_rate} ({_shared(loadings)}, {device})"))
-    lost = grouped(((row.status, row.reason or "no reason given"), row.case.loader)
-                   for row in loadings if row.per_s is None)  # fmt: skip
-    for (status, why), names in [*lost.items()][:2]:
-        what = "FAILED" if status == "failed" else "not measured"
-        lines.append(Line("", f"{fmt.listed(list(dict.fromkeys(names)))} {what}: {why}"))
+        lines = [Line("", f"{_rate(best)} ({_shared(loadings)}, {device})")]
     halves = [half_width_pct(r.per_s, r.ci95_per_s) for r in ran if r.per_s and r.ci95_per_s]
     wide = [pct for pct in halves if pct > WIDE_PCT]
     if wide:

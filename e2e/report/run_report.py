@@ -17,7 +17,7 @@ from e2e.report.ledger import explained_parts, gains, title_words
 from e2e.report.loading import (
     loader_sweeps,
     loaders_answer,
-    loaders_parts,
+    loaders_part,
     loaders_raw,
     sweep_answer,
     sweep_part,
@@ -85,15 +85,15 @@ def report(run: Run) -> Report:
         parts = [
             sweep_part(sweeps[0], DEFAULT),
             *(sweep_part(sweep, VERBOSE) for sweep in sweeps[1:]),
-            *loaders_parts(run, VERBOSE),
+            loaders_part(run, VERBOSE),
             *_parts(run, view, predicts=False)[1:],
         ]
     elif trained:
         predicts = run.kind in ("predict", "") and any(map(of_operations, view.variants))
         lines = predicted_answer(run, view, device) if predicts else answer(run, view)
-        parts = [*_parts(run, view, predicts=predicts), *loaders_parts(run, VERBOSE)]
+        parts = [*_parts(run, view, predicts=predicts), loaders_part(run, VERBOSE)]
     else:
-        lines, parts = loaders_answer(run, device), loaders_parts(run, DEFAULT)
+        lines, parts = loaders_answer(run, device), [loaders_part(run, DEFAULT)]
     return Report(
         answer=lines,
         parts=parts,
