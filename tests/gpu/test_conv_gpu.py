@@ -210,34 +210,27 @@ def test_bf16_is_right(name: str, which: str, hopper, pool) -> None:
     check_config(config, case, pool)
 
 
-def tiles(name: str, which: str) -> dict[tuple[object, ...], str]:
-    """The first configuration of each kind of tile of the Gluon kernel."""
-    case = awkward(which, "fp16", name)
-    found = data_configs.ranked(ImplicitGemm.of(case), (9, 0), 132)
-    first: dict[tuple[object, ...], str] = {}
-    for config in found:
-        if config.kernel == data_configs.GLUON:
-            tail = data_configs.split_n(config.bk)[1]
-            tile = (config.kernel, config.pixels, tail > 0, config.per_sm, config.padded)
-            first.setdefault(tile, config.label)
-    return first
-
-
 @pytest.mark.parametrize("which", ["fprop", "dgrad"])
 @pytest.mark.parametrize("name", TILES)
 def test_every_kind_of_tile_is_right(name: str, which: str, hopper, pool) -> None:
+    """The first configuration of each kind of tile of the Gluon kernel."""
     case = awkward(which, "fp16", name)
-    for label in tiles(name, which).values():
-        check_config(backend.parse(label), case, pool)
+    first: dict[tuple[object, ...], backend.ConvConfig] = {}
+    for config in data_configs.ranked(ImplicitGemm.of(case), (9, 0), 132):
+        if config.kernel == data_configs.GLUON:
+            tail = data_configs.split_n(config.bk)[1]
+            first.setdefault((config.pixels, tail > 0, config.per_sm, config.padded), config)
+    for config in first.values():
+        check_config(config, case, pool)
 
 
 @pytest.mark.parametrize("name", WGRADS)
 def test_every_way_to_a_weight_gradient_is_right(name: str, hopper, pool) -> None:
     case = awkward("wgrad", "fp16", name)
-    first: dict[tuple[object, ...], str] = {}
+    first: dict[tuple[object, ...], backend.ConvConfig] = {}
     for config in backend.configurations(case, hopper.target()).ranked:
         if isinstance(config, wgrad_configs.WgradConfig):
             way = (config.kernel, config.taps > 1, config.bk, config.padded, config.split_k > 1)
-            first.setdefault(way, config.label)
-    for label in first.values():
-        check_config(backend.parse(label), case, pool)
+            first.setdefault(way, config)
+    for config in first.values():
+        check_config(config, case, pool)

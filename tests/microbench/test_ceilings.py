@@ -19,11 +19,7 @@ from kernels.precision import PRECISIONS, Capability
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Result
 from microbench.roofline import ceilings
-from microbench.roofline.ceilings import (
-    datasheet_ceilings,
-    instruction_ceilings,
-    large_ceilings,
-)
+from microbench.roofline.ceilings import datasheet_ceilings, instruction_ceilings, large_ceilings
 from microbench.roofline.limits import INSTRUCTION
 from microbench.roofline.rates import MEASURED, Rates, known_rates
 
