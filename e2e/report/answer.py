@@ -5,6 +5,7 @@ A pure function of the run: every number is in the run file, or is the ratio of 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
@@ -31,7 +32,6 @@ from e2e.report.variants import (
     grouped,
     in_words,
     is_generated,
-    reason,
     reference,
     step_word,
     trains,
@@ -269,9 +269,9 @@ def _exchanges(view: View) -> Iterator[str]:
 
 def _failed(view: View) -> Iterator[str]:
     """Recipes that failed, and why; each reason once."""
-    failed = [t for t in view.variants if t.status == "failed"]
-    for why, variants in grouped((reason(t), t) for t in failed).items():
-        yield f"{fmt.listed([view.named(t) for t in variants], MOST_NAMED)} FAILED: {why}"
+    failed = [(t.reason or "", view.named(t)) for t in view.variants if t.status == "failed"]
+    for why, names in grouped(failed).items():
+        yield f"{fmt.listed(names, MOST_NAMED)} FAILED: {why or 'no reason given'}"
 
 
 # ---------------------------------------------------------------- why, and what to do
@@ -296,8 +296,7 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
     if on_gpu and best.limit and not named and not (explains and best.limit == "gpu"):
         reasons.append(_bottlenecks(view, best, many=many))
     if first and not many and len(view.groups) == 1:
-        why = fmt.clean(first.why).partition("; ")[0].partition(": ")  # without its places
-        figures = why[0] + (f": {why[2]}" if "idle" in why[0] else "")
+        figures, *_ = re.split(": |; ", fmt.clean(first.why))  # without its places
         reasons.append(f"{title_words(first)}{f': {figures}' * bool(figures)}")
     yield from (Line("Why", text) for text in (*reasons, *_exchanges(view)))
     if do := _do(view, best, first):

@@ -18,7 +18,6 @@ from e2e.report.variants import (
     View,
     grouped,
     is_generated,
-    reason,
     was_run,
 )
 from e2e.results.baselines import scaling
@@ -105,7 +104,7 @@ def recipes_part(view: View) -> Part:
         f"and {len(variants) - len(shown)} more: --verbose" * (len(variants) > len(shown)),
         *_signs(view, shown),
         *(_chosen(view, t) for t in shown),
-        *missing([(ran.named(a), reason(a)) for a in ran.variants if a.per_s is None]),
+        *missing([(ran.named(a), a.reason or "") for a in ran.variants if a.per_s is None]),
     ]
     return Part(
         "",
@@ -142,7 +141,7 @@ def every_recipe_part(view: View) -> Part:
         Column("throttle", "throttle", drop=15),
         Column("bottleneck", "bottleneck", drop=13),
     ]
-    failed = missing([(ran.named(t), reason(t)) for t in variants if t.per_s is None])
+    failed = missing([(ran.named(t), t.reason or "") for t in variants if t.per_s is None])
     return variants_part("Every recipe", ran, ran, columns, [*_notes(ran), *failed])
 
 

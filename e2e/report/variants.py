@@ -258,14 +258,8 @@ def _against_first(variants: Sequence[Training]) -> list[Training]:
     first, group = variants[0].case.recipe, Group("", tuple(variants))
     compared: list[Training] = []
     for variant in variants:
-        base = reference(variant, first, group)
-        if (
-            base
-            and base.per_s
-            and variant.per_s
-            and variant.case.recipe != first
-            and variant.rung is None
-        ):
+        base = None if variant.case.recipe == first else reference(variant, first, group)
+        if base and base.per_s and variant.per_s and variant.rung is None:
             gain = Scaling("", base, variant).efficiency.scaled(variant.case.gpus)
             variant = replace(variant, speedup={**variant.speedup, first: gain})
         compared.append(variant)
@@ -340,8 +334,3 @@ def trains(training: Training) -> str:
 def was_run(training: Training) -> bool:
     """Whether the variant was run, not only predicted; it may have failed."""
     return training.status != PREDICTED
-
-
-def reason(training: Training) -> str:
-    """Why a variant has no times."""
-    return training.reason or "no reason given"
