@@ -39,6 +39,7 @@ from microbench.timing.stats import half_width_pct
 
 SHOWN_CONVERSION = 0.02
 MOST_PRECISIONS = 3  # of a sentence
+FEW_ROWS = 8  # of a table that is shortened
 MIXED = "mixed"
 AT_LARGE = ("power", "compute", MIXED)  # bottlenecks that a large size shows best
 JOIN = "; "  # between the values of a list in CSV
@@ -214,12 +215,14 @@ def _with_signs(part: Part) -> Part:
 
 
 def shortened(part: Part, most: int) -> list[Part]:
-    """The first rows, and the columns that are always there, for the screen; all for --verbose."""
+    """The first rows, where there are more than `most`, and the columns that are always there, for
+    the screen; all for --verbose.
+    """
     if len(part.rows) <= most:
         return [part]
     columns = [column for column in part.columns if not column.drop]
-    below = [*part.below, f"and {len(part.rows) - most} more: --verbose"]
-    cut = replace(part, columns=columns, rows=part.rows[:most], below=below, level=DEFAULT)
+    below = [*part.below, f"and {len(part.rows) - FEW_ROWS} more: --verbose"]
+    cut = replace(part, columns=columns, rows=part.rows[:FEW_ROWS], below=below, level=DEFAULT)
     return [cut, replace(part, level=VERBOSE)]
 
 

@@ -31,7 +31,7 @@ from microbench.verdict import (
 )
 
 PASSES = dict.fromkeys(("fprop", "dgrad", "wgrad", *OF_ATTENTION))
-MOST_LAYERS = 9  # with the total
+MOST_LAYERS = 8
 DECODE = "tokens"  # the option of the command
 VERDICTS = {"faster": "faster", "slower": "slower", RUINED: "without a verdict"}
 UNCLEAR = "not clearly faster"
