@@ -239,7 +239,10 @@ def _notes(sweep: LoaderSweep) -> list[str]:
 def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     """From how many workers on recipes are faster, what limits them, and how sure that is."""
     base, *others = sweep.recipes
-    texts = sorted((_against(sweep, name, base) for name in others), key=_is_no_verdict)
+    texts = sorted(
+        (_against(sweep, name, base) for name in others),
+        key=lambda text: text.startswith(NO_VERDICT),
+    )
     lost = grouped((t.reason or "no reason given", t) for t in sweep.trainings
                    if t.status == "failed")  # fmt: skip
     for why, variants in lost.items():
@@ -261,10 +264,6 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     if not sweep.trainings[0].case.cold:
         lines.append(Line("Doubt", WARM))
     return lines
-
-
-def _is_no_verdict(text: str) -> bool:
-    return text.startswith(NO_VERDICT)
 
 
 def _against(sweep: LoaderSweep, name: str, base: str) -> str:

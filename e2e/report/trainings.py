@@ -405,7 +405,6 @@ def exchange_part(view: View) -> Part:
         Column(
             "bus\nGB/s", "variant.exchange.bus_bytes_per_s", lambda rate: fmt.number(rate / 1e9)
         ),
-        Column("ranks without it, ms", "variant.exchange.rank_local_s", _ranks, drop=1),
     ]
     notes = (
         "adds: step less step without exchange (no_sync); copies: of gradients into buckets and "
@@ -432,8 +431,3 @@ def _hidden(exchange: Exchange) -> str:
         return ""
     known = ends is not None and ends[1] - ends[0] <= exchange.alone_s and exchange.overlapped > 0
     return fmt.per_cent(100 * exchange.overlapped) if known else "?"
-
-
-def _ranks(times_s: Sequence[float]) -> str:
-    """ "12.1 to 12.4": the fastest and the slowest."""
-    return " to ".join(map(fmt.milliseconds, (min(times_s), max(times_s)))) if times_s else ""
