@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples.commands import run_here
+from samples.commands import ROOT, run_here
+from samples.recording import STEPS, User
 from samples.traces import (
     A100,
     BACKWARD,
@@ -41,7 +42,7 @@ LOADER, LAUNCH, SYNC, BETWEEN = "loader wait", "CPU launch", "synchronisation", 
 PRODUCTS, OPTIMIZER = "matrix products", "optimizer"
 CONV, MM = "aten::cudnn_convolution", "aten::mm"
 WAITS = ("loader", "own", "launch", "sync", "optimizer", "loops", "benchmark", "exchange", "late")
-DATA = "load|data"
+DATA, OWN = "load|data", r"\bown\b|script|python|outside of operators"
 Step = Callable[[Tape], object]
 approx = pytest.approx
 
@@ -109,6 +110,29 @@ def test_data_is_waited_for_as_the_bare_steps_did_and_nothing_shown_has_the_time
     assert LAUNCH not in run.bottleneck
 
 
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize(("reads", "idle_ms"), [(True, 15), (False, 12)])
+def test_a_gap_without_operators_or_calls_is_the_script_s_own_code(
+    reads: bool, idle_ms: float, foreign: bool, see: Any
+) -> None:
+    """F3: 15 ms of Python, then 60 small kernels and 3 ms of work, which it may wait for."""
+
+    def step(tape: Tape) -> None:
+        tape.python(15 * MS, "feed.py:31")
+        for _ in range(60):
+            tape.work("aten::relu", 5 * US)
+        tape.product(3 * MS)
+        if reads:
+            tape.read()
+
+    run = see(step, foreign=foreign)
+    (own,) = (term for term in run.terms if term.idle and term.ns > run.window_ns / 2)
+    assert own.ns / run.steps / 1e6 == approx(idle_ms, rel=0.05)
+    assert has(OWN, own.term)
+    assert about(run.findings[0], f"{OWN}|data")
+    assert foreign or "feed.py:31" in run.findings[0].where + own.where
+
+
 @pytest.mark.parametrize("name", ["hipFree", "cudaFree", "hipHostMalloc", "cudaMallocAsync"])
 def test_memory_is_allocated_and_freed_by_many_names(name: str, tmp_path: Path) -> None:
     """F6: the CPU is in that call for 60 ms, while the device has 2 ms to do."""
@@ -160,7 +184,8 @@ def test_a_trace_with_few_notes_of_steps_is_divided_all_the_same(
     assert updates or any("step" in line for line in run.missing), "said: it counts as one"
 
 
-def training(tape: Tape) -> None:
+def training(tape: Tape, closure: bool) -> None:
+    begin = tape.now
     with tape.inside("halfway::body"):
         tape.product(2 * MS, number=5)
         tape.work("aten::relu", MS, number=6)
@@ -172,7 +197,17 @@ def training(tape: Tape) -> None:
     update = tape.now
     for _ in range(4):
         tape.work("aten::add_", 50 * US)
-    tape.note("Optimizer.step#SGD.step", update, tape.now)
+    tape.note("Optimizer.step#SGD.step", begin if closure else update, tape.now)
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_forward_and_backward_in_the_optimizer_s_step_are_not_its(foreign: bool, see: Any) -> None:
+    """F9: `optimizer.step(closure)` holds the same as a plain loop, and its note is longer."""
+    closure = see(lambda tape: training(tape, closure=True), foreign=foreign)
+    found = ms(closure)
+    assert found == ms(see(lambda tape: training(tape, closure=False), foreign=foreign))
+    assert (found[PRODUCTS], found["activation"], found[OPTIMIZER]) == approx((4, 3, 0.2), abs=1e-5)
+    assert not any(about(finding, "optimizer") for finding in closure.findings)
 
 
 HEADS, FLAT = [8, 12, 1024, 1024], [96, 1024, 1024]
@@ -266,7 +301,7 @@ def convolved(channels: int, *size: int) -> Step:
 
 def averaged(tape: Tape) -> None:
     """A training that keeps an average of 500 weights itself."""
-    training(tape)
+    training(tape, closure=False)
     begin = tape.now
     for _ in range(500):
         tape.work("aten::mul_", 2 * US)
@@ -424,3 +459,56 @@ def test_terms_add_up_to_the_bare_steps_and_work_to_what_the_lighter_recording_s
     run = diagnosed(made, folder, "both.json")
     assert run.steps == 2
     assert sum(term.ns for term in run.terms if not term.idle) == approx(busy, abs=4)
+
+
+START = """
+import queue, threading, time, torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def loss(batch):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+"""
+IN_BACKWARD = """
+def update(p):
+    own[p].step(); own[p].zero_grad()
+own = {p: torch.optim.Adam([p]) for p in model.parameters()}
+for p in own: p.register_post_accumulate_grad_hook(update)
+for _ in range(40): model(torch.ones(8, 64)).square().mean().backward()
+print("the end")
+"""
+THREAD = """
+def produce():
+    while True: time.sleep(0.02); ready.put(torch.ones(8, 64))
+ready = queue.Queue(2)
+threading.Thread(target=produce, daemon=True).start()
+for _ in range(60):
+    batch = ready.get()
+    loss(batch); optimizer.step()
+"""
+LINE = 1 + (START + THREAD).split("batch = ready.get()")[0].count("\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "cause", "step_ms"),
+    [(IN_BACKWARD, "", "", 0), (THREAD, f"train.py:{LINE}", f"{OWN}|data", 10)],
+    ids=["F1", "F3"],
+)
+def test_a_script_on_the_cpu_is_diagnosed(
+    script: str, said: str, cause: str, step_ms: float, tmp_path: Path, quick_python: str
+) -> None:
+    (tmp_path / "train.py").write_text(START + script)
+    words = ("-m", "e2e", "diagnose", *STEPS, "--json", "found.json", "train.py")
+    done = User(tmp_path, quick_python).run(*words, PYTHONPATH=str(ROOT))
+    assert "Traceback" not in done.stderr, done.stderr
+    text = (tmp_path / "found.json").read_text()
+    assert said in done.stdout + done.stderr + text
+    for run in json.loads(text)["runs"]:
+        share = {term["term"]: term["ns"] / run["window_ns"] for term in run["terms"]}
+        assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
+        assert run["window_ns"] / run["steps"] >= step_ms * MS
+        assert has(cause, run["bottleneck"])
+        assert share.get(OPTIMIZER, 0) < 0.3 or script == IN_BACKWARD
+        for first in run["findings"][:1]:
+            assert run["bottleneck"] in first["title"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import multiprocessing
 import os
@@ -24,7 +25,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from PIL.ExifTags import Base
 from samples.commands import is_gone, kill, wait_for
 from samples.feeding import drawn, encoded, levels, message, opened, photo, put, random_image, same
@@ -40,7 +41,6 @@ from e2e.data.loaders import reading as cold
 from e2e.data.loaders.device_copy import Contended
 from e2e.data.loaders.gpu_decode import Ahead
 from e2e.data.loaders.jpeg_bytes import Encoded, crop_table, pack, random_crop
-from e2e.data.loaders.reading import decode
 from e2e.data.loaders.workers import Shuffled, Workers
 from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.types import IMAGENET, Arrays, Data, Files, ImageFile, LoadSpec
@@ -321,15 +321,18 @@ def test_a_batch_comes_back_as_it_was_packed(tmp_path: Path) -> None:
     assert np.array_equal(cut, whole[:, top : top + height, left : left + width])
 
 
-def test_a_turned_image_comes_as_the_pixels_of_its_crop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_image_comes_as_the_pixels_of_its_crop(orientation: int, tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[Base.Orientation] = 8
-    contents = [encoded(picture(), exif=exif), encoded(picture())]
-    images = Encoded(written(tmp_path, turned=contents[0], upright=contents[1]))
-    assert [images[index, 3].item.coded for index in range(2)] == [False, True]
-    for index, sample in ((0, images[0, 3]), (1, images.by_pillow((1, 3)))):
-        whole = np.asarray(decode(contents[index])).transpose(2, 0, 1)
-        (top, left, height, width), flip = random_crop(*whole.shape[1:], 3)
+    exif[Base.Orientation] = orientation
+    content = encoded(picture(), exif=exif)
+    images = Encoded(written(tmp_path, turned=content))
+    sent = images[0, 3]
+    assert sent.item.coded == (orientation == 1)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    whole = np.asarray(upright).transpose(2, 0, 1)
+    (top, left, height, width), flip = random_crop(*whole.shape[1:], 3)
+    for sample in (images.by_pillow((0, 3)), sent)[: 1 + (orientation > 1)]:
         assert (sample.item.coded, sample.item.flip) == (False, flip)
         packed = pack([sample])
         (pixels,) = packed.contents()
