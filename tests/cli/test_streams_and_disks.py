@@ -6,6 +6,7 @@ What depends on streams, limits or names of users is a process of its own, as a 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import click
 import pytest
 from samples.commands import ROOT, Ran, environment, run_here
 from samples.feeding import flat_folder
@@ -256,6 +258,18 @@ def test_a_run_needs_no_home(tmp_path: Path, names: Sequence[str]) -> None:
     read_run(file)
 
 
+def test_a_user_without_home_and_name_can_measure(tmp_path: Path) -> None:
+    alone = "unshare -U --map-user=54321 --map-group=54321"
+    if started(f"{alone} true", tmp_path).returncode:
+        pytest.skip("this machine makes no user namespaces")
+    ran = started(
+        f"{alone} {MEASURE} --quiet", tmp_path, (*NO_XDG, "HOME"), {"TMPDIR": str(tmp_path)}
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "no home folder is known" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
 def test_a_folder_of_another_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -322,3 +336,9 @@ def test_the_program_does_not_start_within_itself(tmp_path: Path, words: str) ->
     ran = run_here(main, program, *rest, "--device", "cpu", cwd=tmp_path)
     check_one_line(ran, "within itself")
     assert ran.stdout == ""
+
+
+def test_another_program_of_click_may_call_it() -> None:
+    other = click.Command("other", callback=lambda: e2e.__main__.main(["list"]))
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert other.main([], standalone_mode=False) == 0

@@ -15,7 +15,7 @@ from e2e.case import FULL, SHORT, VARIED, TrainCase, label_of
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.options import OF_LEARNING, TrainOptions, parse_shape
-from e2e.plan import SMALL_CARD_BYTES, check_device, plan, rungs_of
+from e2e.plan import SMALL_CARD_BYTES, check_device, notes, plan, rungs_of
 from e2e.report.run_report import raw
 from e2e.results.types import Training
 from e2e.schedule import KINDS, parse_schedule
@@ -74,6 +74,9 @@ def test_the_usual_variants_and_layouts() -> None:
     assert {case.layout for case in cases("cpu")} == {"nchw"}
     asked = {"accumulate": 2, "warmup": 3, "optimizer": "adamw", "layout": "nchw", "lr": 0.3}
     assert all(vars(case).items() >= asked.items() for case in cases(**asked))
+    assert "amp-bf16" in notes(TrainOptions(), "cpu")[0]
+    assert "O1, fp16" in notes(TrainOptions(recipe="fp32,O1,fp16"), "cpu")[0]
+    assert notes(TrainOptions(recipe="fp32,bf16"), "cpu") == notes(TrainOptions(), "cuda") == []
     both = cases(layout="nchw,nhwc")
     assert [(c.layout, c.recipe) for c in both] == [
         (layout, recipe) for layout in ("nchw", "nhwc") for recipe in ("fp32", "tf32", "amp")
