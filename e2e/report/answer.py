@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from statistics import geometric_mean
 
-from e2e.report.figures import bottleneck, ratio, times
+from e2e.report.figures import bottleneck, is_clear, ratio, times
 from e2e.report.ledger import (
     MOST_RESIDUAL,
     SAME,
@@ -32,6 +34,7 @@ from e2e.report.variants import (
     grouped,
     in_words,
     is_generated,
+    is_short,
     reference,
     step_word,
     trains,
@@ -41,7 +44,7 @@ from e2e.results.terms import RESIDUAL
 from e2e.results.types import Cause, Training
 from microbench import fmt
 from microbench.report.parts import Line, doubts
-from microbench.results.types import Run, Warning
+from microbench.results.types import Ratio, Run, Warning
 from microbench.verdict import load_warnings
 
 MOST_ROWS, ROW = 8, 68  # of the answer without what says more; characters of a row at least
@@ -287,7 +290,7 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
     first = next(
         (cause for cause in best.causes if cause.predicted_gain_pct is None and not doubt), None
     )
-    reasons: list[str] = []
+    reasons = [*_largest(view, view.group_of(best))] if best.rung is not None else []
     if explains:
         reasons.append(_ledger(view, best))
     elif doubt and doubt != SAME and not many and (has_ledger(best) or best.causes):
@@ -317,6 +320,26 @@ def _ledger(view: View, variant: Training) -> str:
     return f"{start}: {', '.join([*parts, f'unexplained {rest_ms:+.2f}'])}"
 
 
+def _steps(view: View, group: Group) -> list[tuple[Ratio, Training, Training]]:
+    """The rungs of a ladder, each with its speed-up over the one before, and that one."""
+    timed = [t for t in group.variants if t.steps]
+    return [
+        (t.speedup["previous"], t, before)
+        for before, t in pairwise(timed)
+        if "previous" in t.speedup and not view.is_lost(t)
+    ]
+
+
+def _largest(view: View, group: Group) -> Iterator[str]:
+    """The largest step of a ladder."""
+    for gain, rung, before in sorted(_steps(view, group), key=lambda one: -one[0].ratio)[:1]:
+        if gain.ratio > 1 and is_clear(gain):
+            recipe = before.case.recipe
+            short = f", {recipe}{SHORT_WORDS}" * is_short(recipe, [before])
+            than = f"{times(gain)} times as fast as the rung before{short}"
+            yield f"largest gain: {view.label(rung)}, {than}"
+
+
 def _bottlenecks(view: View, best: Training, *, many: bool) -> str:
     """Of many comparisons how often each is the bottleneck; else that of the best."""
     timed = [t for t in view.variants if t.steps and t.limit]
@@ -331,7 +354,20 @@ def _bottlenecks(view: View, best: Training, *, many: bool) -> str:
 
 
 def _do(view: View, best: Training, first: Cause | None) -> str:
-    """One thing to do, which is likely to help."""
+    """One thing to do: what was measured to help, else what is likely to."""
+    tried = [
+        (t is best, cause.measured_gain_pct or 0.0, cause, t)
+        for t in view.variants
+        if is_sound(view, t)
+        for cause in t.causes
+    ]
+    helped = [one for one in tried if one[1] > 0]
+    if helped:
+        _, _, most, variant = max(helped, key=lambda one: one[:2])
+        of = f" for {view.named(variant)}" * (variant is not best)
+        return f"{most.fix}{of} ({gains(most)})"
+    if text := _layouts(view, best):
+        return text
     if first and fmt.clean(first.fix):
         return f"{first.fix} ({gains(first) or 'not measured'})"
     if not is_sound(view, best):
@@ -341,12 +377,32 @@ def _do(view: View, best: Training, first: Cause | None) -> str:
     return _use(view, best) if len(view.groups) == 1 else ""
 
 
+def _layouts(view: View, best: Training) -> str:
+    """The layout, where the same variant in the other one was timed and is slower."""
+    for other in view.group_of(best).variants:
+        alike = replace(best.case, layout=other.case.layout) == other.case
+        if other is not best and alike and other.per_s and (best.per_s or 0.0) > other.per_s:
+            name = "channels_last (nhwc)" if best.case.layout == "nhwc" else best.case.layout
+            fast, slow = (fmt.throughput(t.per_s or 0.0) for t in (best, other))
+            unit, recipe = f"{best.unit}/s", best.case.recipe
+            return f"use {name}: {fast} {unit} with {recipe}, {slow} in {other.case.layout}"
+    return ""
+
+
 def _use(view: View, best: Training) -> str:
-    """The recipe that won, and what else it saves; or the baseline, where it is slower."""
-    group = view.group_of(best)
+    """The recipe that won, and what else it saves; or the baseline, where it is slower.
+
+    Of a ladder it is the last rung that is clearly faster than the one before.
+    """
+    group, up_to = view.group_of(best), ""
+    if best.rung is not None:
+        clear = [t for gain, t, _ in _steps(view, group) if gain.ratio > 1 and is_clear(gain)]
+        if not clear:
+            return ""
+        best, up_to = clear[-1], "all up to "
     names = [name for name in view.compared if name in best.speedup]
     ratios = [best.speedup[name] for name in names]
-    if best.rung is not None or all(ratio.no_difference for ratio in ratios):
+    if all(ratio.no_difference for ratio in ratios):
         return ""
     if all(ratio.ratio < 1 for ratio in ratios):
         winner = fastest(group)
@@ -354,14 +410,14 @@ def _use(view: View, best: Training) -> str:
     base = reference(best, names[0], group)
     parts: list[str] = []
     if base is None or base is best:
-        return f"use {view.label(best)}"
+        return f"use {up_to}{view.label(best).removeprefix('+ ')}"
     share = (best.memory_peak_bytes or 0) / (base.memory_peak_bytes or 1)
     if base.memory_peak_bytes and share and abs(share - 1) > SAME_SHARE:
         parts.append(f"{share:.2f}{' times' if share > 1 else ' of'} the memory")
     if best.per_j and base.per_j:
         parts.append(f"{best.per_j / base.per_j:.2g} times the {best.unit}/J")
     than = f": {fmt.joined(parts)} of {view.label(base)}" * bool(parts)
-    return f"use {view.label(best)}{than}"
+    return f"use {up_to}{view.label(best).removeprefix('+ ')}{than}"
 
 
 # ---------------------------------------------------------------- doubt

@@ -239,10 +239,17 @@ def _notes(sweep: LoaderSweep) -> list[str]:
 def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     """From how many workers on recipes are faster, what limits them, and how sure that is."""
     base, *others = sweep.recipes
-    texts = sorted(
-        (_against(sweep, name, base) for name in others),
-        key=lambda text: text.startswith(NO_VERDICT),
-    )
+    most = sweep.workers[-1]
+    never = [name for name in others if sweep.pays_from(name, base) is None]
+    gains = {name: gain for name in never if (gain := sweep.speedup(name, base, most))}
+    wide = {name: gain for name, gain in gains.items() if gain.ratio.ruined_pct}
+    texts = [_against(sweep, name, base) for name in others if name not in wide]
+    if wide:
+        ratios = ", ".join(map(_times, wide.values()))
+        texts.append(
+            f"{NO_VERDICT} on {fmt.joined(list(wide))} against {sweep.title(base)}: {ratios} times "
+            f"as fast with {fmt.count(most, 'worker')}, too wide intervals"
+        )
     lost = grouped((t.reason or "no reason given", t) for t in sweep.trainings
                    if t.status == "failed")  # fmt: skip
     for why, variants in lost.items():
@@ -272,11 +279,6 @@ def _against(sweep: LoaderSweep, name: str, base: str) -> str:
     gain = sweep.speedup(name, base, most if start is None else start)
     faster = f"{_times(gain)} times as fast" if gain else "not known how fast"
     title = sweep.title(base)
-    if gain and gain.ratio.ruined_pct:
-        return (
-            f"{NO_VERDICT} on {name} against {title}: {faster} with {fmt.count(most, 'worker')}, "
-            "too wide an interval"
-        )
     if gain is None or start is None:
         return f"{name} is not faster than {title} at any number of workers: {faster} with {most}"
     clearly, workers = "clearly " * is_clear(gain.ratio), fmt.count(start, "worker")
