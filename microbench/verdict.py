@@ -191,9 +191,13 @@ class Summary:
 
     @property
     def against(self) -> str:
-        """ "cublas", or "the better of cublas and cublaslt" where both were measured."""
+        """ "cublas", or "the better of cublas and cublaslt (cublaslt at 5 of 6)"."""
         names = self.libraries
-        return names[0] if len(names) == 1 else f"the better of {' and '.join(names)}"
+        count = {name: sum(name in row.measured for row in self.rows) for name in names}
+        some = [f"{name} at {n} of {len(self.rows)}" for name, n in count.items()
+                if n < len(self.rows)]  # fmt: skip
+        better = names[0] if len(names) == 1 else f"the better of {' and '.join(names)}"
+        return f"{better} ({', '.join(some)})" if some else better
 
 
 def is_rival(result: Result) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from kernels import is_library
@@ -288,6 +289,12 @@ def _where(by_setting: Sequence[verdict.Payoff]) -> str:
     return f" (faster at {at})"
 
 
+def _by_eights(payoff: verdict.Payoff) -> bool:
+    """Whether it is faster at every multiple of 8, of sizes that have others too."""
+    gains = [row.gain for row in payoff.rows if (row.result.case.problem.axis or 1) % 8 == 0]
+    return 1 < len(gains) < len(payoff.rows) and set(gains) == {"faster"}
+
+
 def _do(run: Run) -> list[Line]:
     """Which precision to use, against the fastest baseline, and what it costs in accuracy."""
     compared = verdict.precisions_of(run)
@@ -305,6 +312,8 @@ def _do(run: Run) -> list[Line]:
             every = {1: f"at {first}", 2: "at both sizes"}.get(count, "at all sizes")
             where = f"from {first} up" if payoff.start else every
             advice.setdefault(f"use {{}} {where}", []).append(name)
+        elif _by_eights(payoff):
+            advice.setdefault("use {} at multiples of 8", []).append(name)
         elif "faster" not in payoff.gains:
             advice.setdefault(f"stay with {baseline}: {{}} is faster at no size", []).append(name)
     texts = [text.format(fmt.listed(names, 3 if len(names) < 4 else 2))
@@ -349,7 +358,7 @@ def _tables(run: Run) -> list[Part]:
     ]  # fmt: skip
     one_setting = len({verdict.subject_of(result, run) for result in shown}) == 1
     if (calls := _calls(run)) and not own:
-        return [*cases.shortened(_sizes(run, calls), MOST_ROWS), replace(settings, level=VERBOSE)]
+        return [*_shortened(run, calls), replace(settings, level=VERBOSE)]
     if (own and len(own) <= 2 * MOST_ROWS) or (one_setting and len(shown) <= MOST_ROWS):
         return [_sizes(run, shown), replace(others, level=VERBOSE)]
     if maps and not own:
@@ -359,7 +368,24 @@ def _tables(run: Run) -> list[Part]:
         return [cut, *(replace(part, level=VERBOSE) for part in (settings, others))]
     if others.rows:
         return cases.shortened(others, MOST_SETTINGS)
-    return cases.shortened(_sizes(run, shown), MOST_ROWS)
+    return _shortened(run, shown)
+
+
+def _shortened(run: Run, results: Sequence[Result]) -> list[Part]:
+    """A row a result; of many, on the screen the largest of each setting."""
+    whole = _sizes(run, results)
+    if len(results) <= MOST_ROWS:
+        return [whole]
+    kinds: dict[tuple[str, ...], list[Result]] = {}
+    for result in sorted(results, key=lambda r: -r.flops):
+        case = result.case
+        key = case.backend, case.precision_name, verdict.subject_of(result, run)
+        kinds.setdefault(key, []).append(result)
+    largest = [r for of_size in zip_longest(*kinds.values()) for r in of_size if r]
+    few = _sizes(run, largest[: cases.FEW_ROWS])
+    columns = [column for column in whole.columns if not column.drop]
+    below = [f"and {len(results) - cases.FEW_ROWS} more: --verbose"]
+    return [replace(few, columns=columns, below=below), replace(whole, level=VERBOSE)]
 
 
 def _sizes(run: Run, results: Sequence[Result]) -> Part:
@@ -380,7 +406,7 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
         Column("precision", "case.precision_name", once=True),
         Column("setting", "", lambda result: verdict.subject_of(result, run), once=True),
     ]
-    unit = verdict.rate_unit(results)
+    unit, compares = verdict.rate_unit(results), bool(others or baselines)
     columns = [
         *(column for i, column in enumerate(named) if len({block(r)[i] for r in rows}) > 1),
         Column("size", "case", fmt.size),
@@ -389,7 +415,7 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
         *(Column(f"x {name}", f"vs_backend.{name}", fmt.ratio) for name in libraries),
         *(Column(f"x {name}", f"vs_backend.{name}", fmt.short_ratio) for name in others),
         *(Column(f"x {name}", f"speedup.{name}", fmt.ratio) for name in baselines),
-        *([] if own else [Column(unit.name, "flop_per_s", unit.text, 3)]),
+        *([] if own else [Column(unit.name, "flop_per_s", unit.text, 3 * compares)]),
         Column("% of peak", "ceiling_pct", cases.of_peak, 2),
         Column("bottleneck", "bound", drop=1),
     ]  # fmt: skip

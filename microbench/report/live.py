@@ -94,7 +94,8 @@ class LiveLine(ABC):
 class LiveProgress(LiveLine):
     """Shows what is measured, the results so far and the time left.
 
-    The time left is the remaining sampling plus what each group has cost beside it so far.
+    The time left is the remaining sampling plus what preparing, checking and compiling have cost
+    per group so far.
     """
 
     def __init__(
@@ -108,24 +109,31 @@ class LiveProgress(LiveLine):
         super().__init__(console, len(groups), quiet=quiet)
         self._clock = clock
         self._by_key = {case.key: group for group in groups for case in group.cases}
+        self._left_s: float | None = None  # of sampling, after the groups that are done
+        self._group_began_s: float | None = None
         self._process = ""  # which of several, in words
-        self._began_s: float | None = None  # the first group; what the ceilings cost is no group's
-        self._ended_s = 0.0  # the last group that is done
-        self._sampled_s = self._left_s = 0.0  # of sampling: in groups that are done, after them
+        self._spent_s: list[float] = []  # on each group that is done
+        self._sampled_s: list[float] = []  # of that, sampling; from the second group on
 
     def stage(self, key: str, stage: str) -> None:
         """A case entered a stage."""
         group = self._by_key.get(key)
-        if group and self._began_s is None:
-            self._began_s = self._clock()
+        if group is None:
+            self._group_began_s = None  # what the ceilings cost is no group's
+        elif self._group_began_s is None:
+            self._group_began_s = self._clock()
         self._doing = describe(key, stage, group)
 
     def done(
         self, group: Group, results: Sequence[Result], left_s: float, sampled_s: float
     ) -> None:
         """A group is in the run file, sampled for `sampled_s`; about `left_s` of that are left."""
-        self._ended_s = self._clock()
-        self._sampled_s += sampled_s
+        now = self._clock()
+        if self._group_began_s is not None:
+            self._spent_s.append(now - self._group_began_s)
+            if self._left_s is not None:  # not of the first, which waits for what is loaded
+                self._sampled_s.append(sampled_s)
+        self._group_began_s = now
         self._left_s = left_s
         self._done += 1
         self._doing = "next size"
@@ -137,17 +145,21 @@ class LiveProgress(LiveLine):
         """A fresh process measures these groups once more; the bar begins again."""
         self._by_key = {case.key: group for group in groups for case in group.cases}
         self._total, self._done = len(groups), 0
-        self._began_s, self._sampled_s = None, 0.0
+        self._group_began_s = None
         self._process = f"process {number} of {of}: "
         self._doing = "starting"
 
     def left_s(self) -> float | None:
         """Estimated seconds until the end; None before the first group is done."""
-        if self._began_s is None or not self._done:
+        groups_left = max(0, self._total - self._done)
+        if self._left_s is None or not self._spent_s:
             return None
-        beside_s = max(0.0, self._ended_s - self._began_s - self._sampled_s) / self._done
-        left_s = self._left_s + beside_s * (self._total - self._done)
-        return max(0.0, left_s - (self._clock() - self._ended_s))
+        overhead_s = 0.0
+        if self._sampled_s:
+            spent, sampled = self._spent_s[-len(self._sampled_s) :], self._sampled_s
+            overhead_s = max(0.0, sum(spent) - sum(sampled)) / len(sampled)
+        began_s = self._group_began_s if self._group_began_s is not None else self._clock()
+        return max(0.0, self._left_s + overhead_s * groups_left - (self._clock() - began_s))
 
 
 def describe(key: str, stage: str, group: Group | None) -> str:

@@ -242,7 +242,7 @@ def starts_table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
         every = [row for payoff in some for row in payoff.rows]
         known = [row.ratio.ratio for row in every if row.gain != RUINED]
         faster = sum(row.gain == "faster" for row in every)
-        widths = f"{faster} of {len(every)}" if faster else "none"
+        widths = f"at {faster} of {len(every)}" if faster else "none"
         if starts and all(one.steady for one in some if one.first_faster):
             widths = " to ".join(dict.fromkeys(map(str, (ends[0], ends[-1]))))
         unclear = len(some) - starts.total() - never

@@ -85,6 +85,15 @@ def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:
     assert progress.left_s() == 8.0
     now_s += 500.0
     assert progress.left_s() == 0.0
+    # What the first group alone waits for is not what the others cost.
+    now_s, groups = 0.0, (GROUPS * 5)[:9]
+    progress = LiveProgress(Console(file=io.StringIO()), groups, clock=lambda: now_s)
+    for number, group in enumerate(groups):
+        progress.stage(group.cases[0].key, "preparing")
+        now_s += 2.5 if number else 8.0
+        progress.done(group, results(group), 1.5 * (8 - number), 1.5)
+        if 1 <= number < 8:
+            assert progress.left_s() == pytest.approx(2.5 * (8 - number))
     # The line says how long from the first result on.
     now_s, file = 0.0, io.StringIO()
     progress = LiveProgress(Console(file=file, width=100), GROUPS, clock=lambda: now_s)
