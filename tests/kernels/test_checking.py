@@ -22,6 +22,17 @@ from kernels.precision import ALIASES, PRECISIONS, Precision, precision
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int32])
+def test_what_was_not_written_is_counted(dtype: torch.dtype) -> None:
+    output = torch.zeros(6, 7, dtype=dtype)
+    checking.poison(output)
+    assert checking.unwritten(output) == 42
+    output[:] = torch.arange(-21, 21).reshape(6, 7)
+    assert checking.unwritten(output) == 0
+    checking.poison(output[1:2, 2:3])
+    assert checking.unwritten(output) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int8, torch.float8_e4m3fn])
 def test_new_operands_are_the_values_of_the_old_ones_in_other_places(dtype: torch.dtype) -> None:
     large = torch.arange(4 * 96).reshape(4, 96).to(dtype)
