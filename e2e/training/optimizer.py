@@ -163,7 +163,6 @@ class RecipeOptimizer:
             return 0
         return int(self._skipped.item()) if self._fused else self._not_called
 
-    @torch.no_grad()
     def tensors(self) -> Iterator[Tensor]:
         """What it keeps on the device between updates, without the weights themselves."""
         yield from (master for _, master in self._pairs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, cast
 
 import torch
@@ -212,10 +211,10 @@ class OwnLoader(Workers):
             except UserError:
                 raise
             except Exception as error:
-                line = one_line(error)
-                if "Traceback" in str(error):  # of a worker: what follows its last line of code
-                    lines = reversed(str(error).strip().splitlines())
-                    *_, line = takewhile(lambda text: not text.startswith(" "), lines)
+                # Of a worker it has a traceback: what is not indented in it is the error.
+                _, traced, text = str(error).rpartition("Traceback (most recent call last):")
+                own = [line for line in text.splitlines() if line and not line.startswith(" ")]
+                line = own[0] if traced and own else one_line(error)
                 raise UserError(f"--data {self._data.name}: an item raised {line}") from None
         raise UserError(f"--data {self._data.name} has no batch of {self._spec.batch} items")
 

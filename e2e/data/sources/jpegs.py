@@ -163,6 +163,8 @@ def make(
                 work.mkdir(exist_ok=True)
                 _write(work, plan, processes or usable_cores(), on_progress)
                 (work / MANIFEST).write_text(json.dumps({"format": FORMAT, **asdict(plan)}))
+                if folder.exists():  # half made by an older version
+                    shutil.rmtree(folder)
                 work.rename(folder)
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from e2e.data.types import ImageFile
 from microbench.errors import UserError
@@ -16,6 +15,7 @@ from microbench.errors import UserError
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 )
+MOST_KINDS = 6  # of what is left out that a note names
 TRAIN = "train"
 HELD_OUT = ("val", "valid", "validation", "test")  # the first one there is taken
 LAYOUT = "expected are train/CLASS/*.jpg and val/CLASS/*.jpg in it, or CLASS/*.jpg"
@@ -39,7 +39,7 @@ def list_images(root: Path) -> Listing:
     The order and the held-out part depend on names alone, not on the file system.
     """
     train_root, kept_root = _parts(root)
-    left_out = Counter[str]()
+    left_out = Counter[str]()  # what is no image, by kind
     by_class = _by_class(train_root, left_out)
     classes = tuple(name for name, paths in by_class.items() if paths)
     if not classes:
@@ -53,11 +53,8 @@ def list_images(root: Path) -> Listing:
             f"{kept_root} has classes that the train folder lacks: {', '.join(unknown[:3])}"
         )
     if left_out:
-        ((most, _),) = left_out.most_common(1)
-        notes.append(
-            f"left out, for their names are no images': {left_out.total():,} files, most of them "
-            f"{printable_name(most)}"
-        )
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common(MOST_KINDS))
+        notes.append(f"left out, as no images: {printable_name(kinds)}")
 
     def labelled(paths: dict[str, list[str]]) -> list[ImageFile]:
         return [ImageFile(p, label) for label, c in enumerate(classes) for p in paths.get(c, [])]
@@ -99,21 +96,33 @@ def printable_name(name: str) -> str:
 
 
 def _by_class(root: Path, left_out: Counter[str]) -> dict[str, list[str]]:
-    """The image files below each folder of a folder, in the order of their names; other files are
-    counted by kind. UserError for a folder that cannot be read.
+    """The image files below each folder of a folder, in the order of their names; what else is
+    there is counted by kind.
     """
-    folders = [name for name in sorted(_names(root)) if (root / name).is_dir()]
-    return {name: sorted(_files(root / name, left_out)) for name in folders}
+    classes: dict[str, list[str]] = {}
+    for name in sorted(_names(root)):
+        path = root / name
+        leads = path.exists() and not root.resolve().is_relative_to(path.resolve())
+        if path.is_symlink() and not leads:
+            left_out["link that leads nowhere or up"] += 1
+        elif path.is_dir():
+            classes[name] = sorted(_files(path, left_out))
+    return classes
 
 
 def _files(folder: Path, left_out: Counter[str]) -> Iterator[str]:
-    for here, folders, files in os.walk(folder, onerror=_unreadable):
+    def unreadable(_: OSError) -> None:
+        left_out["folder that cannot be read"] += 1
+
+    for here, folders, files in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            suffix = os.path.splitext(name)[1].lower()
-            if suffix in SUFFIXES and not name.startswith("."):
-                yield os.path.join(here, name)
-            elif not name.startswith("."):
+        for _link in (name for name in folders if os.path.islink(os.path.join(here, name))):
+            left_out["link to a folder"] += 1
+        for name in (name for name in files if not name.startswith(".")):
+            path, suffix = os.path.join(here, name), os.path.splitext(name)[1].lower()
+            if suffix in SUFFIXES and os.path.isfile(path):  # opening a pipe would never end
+                yield path
+            else:
                 left_out[suffix or "no suffix"] += 1
 
 
@@ -122,11 +131,7 @@ def _names(folder: Path) -> list[str]:
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError as error:
-        _unreadable(error)
-
-
-def _unreadable(error: OSError) -> NoReturn:
-    raise UserError(f"folder {error.filename} cannot be read: {error.strerror}") from None
+        raise UserError(f"folder {folder} cannot be read: {error.strerror}") from None
 
 
 def _split(pictures: Sequence[ImageFile], root: Path) -> tuple[list[ImageFile], list[ImageFile]]:
