@@ -427,24 +427,18 @@ def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
     """Warnings, what is unexplained or not judged, and data that are not real."""
     warned = doubts(warnings_of(view), len(view.variants), most=1)
     sentences: list[str] = []
-    for variant in best[-1:]:
-        if (
-            has_ledger(variant)
-            and is_sound(view, variant)
-            and unexplained(variant)[0] > MOST_RESIDUAL
-        ):
-            sentences.append(
-                f"{100 * unexplained(variant)[0]:.0f} % of a step is unexplained: trust no term"
-            )
+    last = best[-1] if best else None
+    if last and has_ledger(last) and is_sound(view, last) and unexplained(last)[0] > MOST_RESIDUAL:
+        share = 100 * unexplained(last)[0]
+        sentences.append(f"{share:.0f} % of a step is unexplained: trust no term")
     unjudged = [t for t in view.variants
                 if t.converged is None and t.convergence and not view.is_lost(t)]  # fmt: skip
     for why, variants in grouped((t.convergence or "", t) for t in unjudged).items():
         named = fmt.listed([view.named(t) for t in variants], 2)
         sentences.append(f"convergence of {named} not judged: {why}")
-    made = [t for t in best[-1:] if t.case.data == "synthetic" and not t.case.evaluation]
-    for variant in made:
-        names = {other.case.network for other in view.variants}
-        word = f" {variant.case.network}" if len(names) == 1 else ""
+    if last and last.case.data == "synthetic" and not last.case.evaluation:
+        names = {t.case.network for t in view.variants}
+        word = f" {last.case.network}" if len(names) == 1 else ""
         sentences.append(f"synthetic data: a loader may be slower (halfway stalls{word})")
     return [*warned, *(Line("Doubt", sentence) for sentence in sentences)][:MOST_DOUBTS]
 
