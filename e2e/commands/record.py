@@ -139,7 +139,9 @@ def plan_of(script: Script) -> str:
         raise UserError(f"--python {script.python}: no such program")
     recorded = LEAD_IN + script.traced
     steps = script.after + script.bare + recorded
-    more = "after some hundred more, in which changes are tried" if script.prove else "then"
+    more = "then, or after some dozens more where autocast can be tried"
+    if script.prove:
+        more = "after some hundred more, in which changes are tried"
     return (
         f"{shlex.join(script.words())} runs for {steps} steps, or {steps + recorded} on a GPU "
         f"({script.after} of warm-up, {script.bare} timed, {recorded} recorded, on a GPU twice), "
