@@ -100,6 +100,8 @@ def report_folder(folder: Path, html: Path | None) -> None:
 
     UserError where there are none, or the page cannot be written.
     """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder; `halfway show FILE` prints one file")
     if html:
         runfile.check_writable(html, "--html")
     reports: dict[str, parts.Report] = {}

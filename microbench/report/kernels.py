@@ -276,9 +276,11 @@ def _range(by_setting: Sequence[verdict.Payoff]) -> str:
 
 
 def _where(by_setting: Sequence[verdict.Payoff]) -> str:
-    """ " (faster from 64 up)"; "" at every size, and for several settings, which have a table."""
+    """ " (faster from 64 up)"; "" at every size, for several settings, which have a table, and where
+    what to do says it.
+    """
     payoff = by_setting[0]
-    if len(by_setting) > 1 or payoff.start == 0:
+    if len(by_setting) > 1 or payoff.start == 0 or _by_eights(payoff):
         return ""
     if payoff.steady:
         return f" (faster from {payoff.first_faster} up)"
