@@ -213,8 +213,8 @@ FOREIGN = {
     "-o": "--json", "--output": "--json", "--precision": "--dtype", "--baseline": "--vs",
     "--channels-last": "--layout nhwc", "--autocast": "--amp", "--chart": f"{SHOW} FILE --chart",
     "--html": f"{SHOW} FILE --html PAGE", "--autotune": "--tune 24", "--no-tune": "--tune 0",
-    "--other": "--base-args", "--verify": "--ladder", "bench": "gemm", "benchmark": "gemm", "help": "--help",
-    "plot": "show FILE --chart", "profile": "diagnose", "explain": "dev explain",
+    "--other": "--base-args", "--verify": "--ladder", "bench": "gemm", "benchmark": "gemm",
+    "help": "--help", "plot": "show FILE --chart", "profile": "diagnose", "explain": "dev explain",
 }  # fmt: skip
 # What run files of earlier versions have, if it was given, in place of an option and its value.
 RETIRED = {"autotune": ("tune", 24), "no_tune": ("tune", 0)}
