@@ -276,8 +276,8 @@ def _range(by_setting: Sequence[verdict.Payoff]) -> str:
 
 
 def _where(by_setting: Sequence[verdict.Payoff]) -> str:
-    """ " (faster from 64 up)"; "" at every size, for several settings, which have a table, and where
-    what to do says it.
+    """ " (faster from 64 up)"; "" at every size, for several settings, which have a table, and at
+    multiples of 8, which is what to do.
     """
     payoff = by_setting[0]
     if len(by_setting) > 1 or payoff.start == 0 or _by_eights(payoff):

@@ -182,7 +182,7 @@ def _alike(warned: Sequence[CaseWarning]) -> list[tuple[str, list[str], Warning]
 def _worst(symptoms: Collection[str]) -> str:
     """The symptom with the largest last number: "interval is up to ±7.4 %"."""
     worst = max(symptoms, key=lambda text: (float(re.findall(r"\d+\.?\d*", f"0 {text}")[-1]), text))
-    if len(symptoms) > 1:
+    if len(symptoms) > 1 and "beyond ±" not in worst:
         worst = worst.replace("±", "up to ±", 1) if "±" in worst else f"{worst} (at worst)"
     return re.sub(r"(up to )?±\d{4,}[.\d]* %", "beyond ±999 %", worst)
 
