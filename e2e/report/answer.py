@@ -300,7 +300,10 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
         reasons.append(_bottlenecks(view, best, many=many))
     if first and not many and len(view.groups) == 1:
         figures, *_ = re.split(": |; ", fmt.clean(first.why))  # without its places
-        reasons.append(f"{title_words(first)}{f': {figures}' * bool(figures)}")
+        figures = f": {figures}" * bool(figures)
+        if explains:  # the ledger's ms are of another step in older files
+            figures = " ".join(["", *re.findall(r"\(\d+ %\)", figures)])
+        reasons.append(title_words(first) + figures)
     yield from (Line("Why", text) for text in (*reasons, *_exchanges(view)))
     if do := _do(view, best, first):
         yield Line("Do", do)

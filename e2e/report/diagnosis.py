@@ -82,10 +82,11 @@ def _answer(diagnosis: Diagnosis) -> Iterator[Line]:
             most = ""  # trying it saved more
         tried = f"; tried: {_gain(gain)}" if gain else ""
         yield Line("Why", f"{first.status}: {first.title}{most}{tried}")
-        proof = " (not measured)"
+        proof = f" (not tried: {first.unproven})" if first.unproven else " (not measured)"
         if gain:
             proof = " (tried: no certain gain)" if gain.low_ms <= 0 else ""
-        yield Line("Do", first.remedy + proof)
+        lines = first.where or "the lines under --causes"
+        yield Line("Do", first.remedy.replace("these lines", lines) + proof)
     missing = (
         line.partition(". ")[0].rstrip(".") for line in last.missing if "Python stack" not in line
     )
@@ -136,13 +137,13 @@ def _low_precision(run: Traced) -> Iterator[str]:
             ratio, *ends = (1 - ms / gain.step_ms for ms in saved)
         else:
             ratio, *ends = (gain.step_ms / max(1e-9, gain.step_ms - ms) for ms in saved)
-        gives = "makes" if gain.cause == SAID_APART else "would make"
-        low, high = min(ends), max(ends)
-        doubt = ", which may be nothing" if low < 1 < high else ""
-        yield (
-            f"AMP {'may make' if doubt else gives} it {ratio:.2f} times as fast ({low:.2f} to "
-            f"{high:.2f}){doubt}{', on one batch again and again' * gain.resident}"
-        )
+        in_use, low, high = gain.cause == SAID_APART, min(ends), max(ends)
+        gives = f"AMP {'makes' if in_use else 'would make'} it {ratio:.2f} times as fast"
+        if low < 1 < high:
+            used = ", which is in use," * in_use
+            gives = f"Cannot tell what AMP{used} gives: {ratio:.2f} times as fast"
+        again = ", on one batch again and again" * gain.resident
+        yield f"{gives} ({low:.2f} to {high:.2f}){again}"
 
 
 def _cost(cause: Cause, run: Traced) -> str:
@@ -236,7 +237,7 @@ def _terms_of_one(run: Traced) -> tuple[Part, float, Raw]:
         {
             "words": WORDS.get(term.term, term.term), "term": term.term,
             "ms": term.ns / run.steps / 1e6,
-            "share": term.ns / run.window_ns, "idle": term.idle, "where": term.where or None,
+            "share": term.ns / run.window_ns, "idle": term.idle, "where": _places(term.where),
             "waits": "idle" if term.idle else None, "size": abs(term.ns),
         }
         for term in run.terms
@@ -252,6 +253,13 @@ def _terms_of_one(run: Traced) -> tuple[Part, float, Raw]:
     names = ["term", *([] if run.on_cpu else ["ms"]), "share", "idle"]
     every = Part("Every term of a step", columns, [*map(Row, rows)], level=VERBOSE)
     return every, SMALL_SHARE * run.window_ns, (names, rows)
+
+
+def _places(where: str) -> str | None:
+    """Where most of a term is: "layer 2" for the place of a module in a Sequential."""
+    names = where.split(", ") if where else []
+    numbered = (name.replace(".", "").isdecimal() for name in names)
+    return ", ".join("layer " * n + name for n, name in zip(numbered, names, strict=True)) or None
 
 
 def _terms_of_two(base: Traced, other: Traced) -> tuple[Part, float, Raw]:

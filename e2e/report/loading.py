@@ -305,7 +305,8 @@ def _in_full(sweep: LoaderSweep, name: str) -> str:
     start, most = sweep.in_full_from(name), sweep.workers[-1]
     text = f"{name} trains {fmt.throughput(alone.per_s)} img/s without a loader"
     if start is not None:
-        return f"{text}, {start} workers reach {100 * IN_FULL:.0f} % of it"
+        workers = fmt.count(start, "worker")
+        return f"{text}, with {workers} at least {100 * IN_FULL:.0f} % of that"
     left = 100 * sweep.per_s(name, most) / alone.per_s
     return f"{text}, {most} workers reach {left:.0f} % of it" if left else text
 

@@ -137,7 +137,7 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
     waits = list(filter(_may_wait, main))
     lines: list[Line] = []
     if waits:
-        named = fmt.listed([view.named(t) for t in reversed(waits)], 1)
+        named = fmt.listed([view.named(t) for t in waits], 1)
         text = f"CPU launch may be the bottleneck of {named}: then a step takes longer"
         lines.append(Line("", text))
     finding = _sentence(view, main[-1], device)
@@ -148,12 +148,13 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
         if off:
             finding += f": the GPU's time is {off}, of {fmt.count(len(errors), 'measured step')}"
     lines.append(Line("", finding))
-    first, case = (waits or main)[-1], main[-1].case
+    first = waits[0] if waits else main[-1]
     if _of(first).launches:
         text = f"{_of(first).launches:,} launches" + f" of {view.named(first)}" * (len(main) > 1)
         if host_s := _of(first).host_s:
             text += f" take about {fmt.milliseconds(host_s)} ms of this CPU"
         lines.append(Line("Why", text))
+    case = first.case
     measure = f"halfway train {case.network} --recipe {case.recipe} measures the step"
     lines.append(Line("Do", f"a larger batch; {measure}" if waits else measure))
     doubt = "operations alone, nothing that Python does between them"
