@@ -215,7 +215,7 @@ def _trust(run: Traced) -> Iterator[str]:
 
 
 def _terms_parts(runs: Sequence[Traced]) -> tuple[list[Part], Raw]:
-    """The first terms, all of them, and their raw values."""
+    """The first terms, the smaller ones, and their raw values."""
     every, least, raw = _terms_of_one(runs[0]) if len(runs) == 1 else _terms_of_two(*runs)
     whole = [row for row in every.rows if row.item["term"] == "step"]
     terms = [row for row in every.rows if row.item["size"] >= least and row not in whole]
@@ -223,9 +223,9 @@ def _terms_parts(runs: Sequence[Traced]) -> tuple[list[Part], Raw]:
     first = replace(
         every, title="", rows=[*terms[:MOST_TERMS], *whole], level=DEFAULT,
         columns=[column for column in every.columns if column.path != "waits"],
-        below=[f"{fmt.count(left, 'smaller term')}: --verbose"] * bool(left),
+        below=[f"{fmt.count(left, 'other term')}: --verbose"] * bool(left),
     )  # fmt: skip
-    return [first, every], raw
+    return [first, replace(every, rows=[row for row in every.rows if row not in first.rows])], raw
 
 
 def _terms_of_one(run: Traced) -> tuple[Part, float, Raw]:
@@ -251,7 +251,7 @@ def _terms_of_one(run: Traced) -> tuple[Part, float, Raw]:
         Column("most of it in", "where", drop=1),
     ]
     names = ["term", *([] if run.on_cpu else ["ms"]), "share", "idle"]
-    every = Part("Every term of a step", columns, [*map(Row, rows)], level=VERBOSE)
+    every = Part("Other terms of a step", columns, [*map(Row, rows)], level=VERBOSE)
     return every, SMALL_SHARE * run.window_ns, (names, rows)
 
 
@@ -279,7 +279,7 @@ def _terms_of_two(base: Traced, other: Traced) -> tuple[Part, float, Raw]:
         Column(other.name, "other_ms", MS),
         Column("change", "change_ms", CHANGE),
     ]
-    every = Part("Every term of both steps", columns, [*map(Row, rows)], level=VERBOSE)
+    every = Part("Other terms of both steps", columns, [*map(Row, rows)], level=VERBOSE)
     least_ns = SMALL_SHARE * float(max(step_ns(base), step_ns(other)))
     return every, least_ns, (("term", "base_ms", "other_ms", "change_ms"), rows)
 
