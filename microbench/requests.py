@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kernels import OPS
-from kernels.attention import CAUSAL, Attention
+from kernels.attention import CAUSAL, MEASURED, Attention
 from kernels.case import DATA, Case, Target
 from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
@@ -205,6 +205,10 @@ class AttentionRequest(Request):
         """One comparison per pass, layout, heads, batch, length. UserError for an invalid value."""
         asked = self.conditions
         variants = plan_variants(self.name, asked, kind)
+        absent = [name for name, _ in variants if name not in MEASURED]
+        if absent and not any(OWN in backend for _, backend in variants):
+            choices = ", ".join(MEASURED)
+            raise UserError(f"--dtype: attention has no {absent[0]}; choose from {choices}")
         if self.shapes:
             problems = read_shapes(self.name, self.shapes)
         else:

@@ -11,7 +11,7 @@ from e2e.recipes import DYNAMIC, NONE, RECIPES, Recipe
 from microbench import fmt
 from microbench.report.screen import make_console
 
-HEADER = ("recipe", "weights", "GEMMs", "batch-norm", "optimizer", "loss scale", "summary")
+HEADER = ("recipe", "weights", "GEMMs", "batch-norm", "optimizer", "loss scale")
 
 
 def cells(recipe: Recipe) -> tuple[str, ...]:
@@ -21,9 +21,7 @@ def cells(recipe: Recipe) -> tuple[str, ...]:
         products = f"fp8, {products}"
     updated = "fp32 masters" if recipe.masters else recipe.weights
     scale = {DYNAMIC: "dynamic", NONE: "-"}.get(str(recipe.scale), str(recipe.scale))
-    return (
-        recipe.name, recipe.weights, products, recipe.batchnorm, updated, scale, recipe.text
-    )  # fmt: skip
+    return recipe.name, recipe.weights, products, recipe.batchnorm, updated, scale
 
 
 def print_names() -> None:
@@ -42,6 +40,7 @@ def print_names() -> None:
     console.print("Recipes (--recipe):")
     table = Table(*HEADER, box=None, pad_edge=False)
     for recipe in RECIPES.values():
+        console.print(f"  {recipe.name}: {recipe.text}")
         table.add_row(*cells(recipe))
     for line in console.render_lines(table, pad=False):
         console.print(Text("  " + "".join(segment.text for segment in line).rstrip()))

@@ -17,6 +17,7 @@ from kernels.precision import Precision
 from kernels.problem import Problem
 
 FPROP, BPROP = PASSES = ("fprop", "bprop")
+MEASURED = ("fp32", "tf32", "fp16", "bf16")  # the precisions that torch's has
 CAUSAL, FULL = LAYOUTS = ("causal", "full")  # a query sees the keys up to its own, or all
 TOLERANCE = {FPROP: 2, BPROP: 4}  # times that of one product: one rounds what the next takes
 PROBED = 128  # queries, at most, of a problem that is tried small

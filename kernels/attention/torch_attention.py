@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernels.attention import MEASURED
 from kernels.attention.operands import AttentionOperands
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.messages import first_line
@@ -21,17 +22,14 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-MEASURED = ("fp32", "tf32", "fp16", "bf16")
 NO_REASON = ("not used because", "runtime disabled")  # in warnings beside the one that says why
 matmul_switches = torch.backends.cuda.matmul
 
 
 def check(case: Case, target: Target) -> None:
     """CannotRun, with the reason, where torch has no such attention."""
-    if case.precision.is_float8:
-        raise CannotRun(f"torch has no {case.precision_name} attention")
     if case.precision_name not in MEASURED:
-        raise CannotRun(f"attention in {case.precision_name} is not measured")
+        raise CannotRun(f"torch's attention is measured in {', '.join(MEASURED)}")
 
 
 def candidates(case: Case, operands: AttentionOperands, target: Target) -> Sequence[Candidate]:

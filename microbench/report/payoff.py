@@ -216,12 +216,17 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
         *(Column(way.replace("gain", "times as fast"), way, fmt.ratio) for way in subjects),
     ]
     parts: list[Part] = []
-    for name, rows in sorted(by_name.items(), key=lambda one: -_mean(one[1].values())):
+    names = sorted(by_name, key=lambda name: -_mean(by_name[name].values()))
+    for name in names:
+        rows = by_name[name]
         every = [Row(rows[key]) for key in sorted(rows, key=lambda key: (-key[0], _area(key[1])))]
         found = sorted(ends.get(name, {}).items(), reverse=True)
         below = [f"break-even, by in x out, at {n} tokens: {', '.join(ways)}" for n, ways in found]
         whole = Part(f"{name}: times as fast as bf16", columns, every, below)
         parts += [replace(whole, level=VERBOSE)] if parts else cases.shortened(whole, MOST_ROWS)
+    if len(names) > 1:
+        more = f"tables of {fmt.listed(names[1:])}: --verbose"
+        parts[0] = replace(parts[0], below=[*parts[0].below, more])
     return parts
 
 
@@ -264,7 +269,11 @@ def starts_table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
         *([Column("precision", "precision", once=True)] if several else []),
         *([Column("against", "against")] if len(baselines) > 1 else []),
         Column(f"faster from\n{op.axis_name}", "from"),
-        Column(f"at sizes of\n{', '.join(op.across)}", "sizes"),
+        *(
+            [Column(f"at sizes of\n{', '.join(op.across)}", "sizes")]
+            if any(row.item["sizes"] for row in rows)
+            else []
+        ),
         Column("no\nverdict", "unclear"),
         Column("times as fast", "gain"),
         Column("bottlenecks", "bounds", drop=1),

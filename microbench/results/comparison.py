@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kernels.op import OWN
 from microbench.errors import UserError
 from microbench.results.kinds import kinds
 from microbench.results.types import (
@@ -266,11 +267,13 @@ def _untimed(a: str, b: str) -> tuple[str, str]:
 
 
 def failing(comparison: Comparison, fail_on: Sequence[str]) -> list[AnyCase]:
-    """Cases whose verdict is one that the user asked to fail on.
+    """Cases whose verdict is one that the user asked to fail on; of the user's own kernels alone,
+    where there are some: what stands beside them is a yardstick.
 
     "slower" is also what A measured and B did not, and every case where neither measured any.
     """
-    rows = comparison.rows
+    own = [row for row in comparison.rows if OWN in getattr(row.case, "backend", "")]
+    rows = own or comparison.rows
     failed = [row.case for row in rows if row.verdict in fail_on]
     if "slower" in fail_on:
         lost = [row for row in rows if row.verdict == NOT_MEASURED]

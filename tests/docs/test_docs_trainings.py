@@ -70,8 +70,8 @@ def test_recipes_timm_the_ladder_and_inference() -> None:
         ("At batch 1", [1e3 * (t.step_s or 0) for t in latency]),
     ):
         says("docs/train", words, *figures)
-    for found in (latency, rate):
-        says("docs/train", "ResNet-50 at batch 256 makes", as_read(found[-1].speedup["tf32"]))
+    says("docs/train", "ResNet-50 at batch 256 makes", as_read(rate[-1].speedup["tf32"]))
+    assert any(t.ruined_pct for t in latency), "too uncertain for a verdict"
 
 
 def test_the_same_recipe_in_several_runs_other_networks_and_what_was_learnt() -> None:

@@ -325,8 +325,8 @@ def test_counts_and_refusals() -> None:
             replace(shape, **wrong)
     hopper = Target("cuda", "any", (9, 0))
     for precision, backend, why in (
-        ("fp8-e4m3", "flash", "flash has no fp8"), ("fp64", "cudnn", "fp64 is not measured"),
-        ("fp16-acc16", "math", "fp16-acc16 is not measured"),
+        ("fp8-e4m3", "flash", "flash has no fp8"), ("fp64", "cudnn", "in fp32, tf32, fp16, bf16"),
+        ("fp16-acc16", "math", "in fp32, tf32, fp16, bf16"),
     ):  # fmt: skip
         with pytest.raises(CannotRun, match=why):
             OPS["attention"].check(Case(shape, precision, backend), hopper)

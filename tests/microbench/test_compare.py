@@ -262,6 +262,16 @@ def test_what_differs_is_said_and_what_is_no_longer_measured_is_slower() -> None
     assert failing(compare(nothing, nothing), ["slower"]) == [skipped.case]
 
 
+def test_a_gate_of_own_kernels_is_of_them_alone() -> None:
+    library = result(64)
+    mine = replace(library, case=replace(library.case, backend="mine:gemm"))
+    slow = [replace(each, measurement=timed(2e-3, 0.4)) for each in (library, mine)]
+    assert failing(compare(run_of(library, mine), run_of(slow[0], mine)), ["slower"]) == []
+    both = compare(run_of(library, mine), run_of(*slow))
+    assert failing(both, ["slower"]) == [mine.case]
+    assert failing(compare(run_of(library), run_of(slow[0])), ["slower"]) == [library.case]
+
+
 # ---------------------------------------------------------------- judging
 
 

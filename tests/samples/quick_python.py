@@ -87,6 +87,8 @@ def server(python: str) -> Iterator[str]:
 
 def serve(program: str, address: str) -> None:
     """Fork for every program that connects, until standard input ends."""
+    # torch reads it once: what ranks get, whose launcher says in a line that one was lost
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
     import torch
 
     for name in ALSO:
