@@ -100,7 +100,8 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
 
 
 def _from(starts: Counter[str], op: Op, alone: int) -> str:
-    """ "from 8 channels for 5 of 24 sizes, 16 for 4, at no width for 2".
+    """ "from 8 channels for 5 of 24 sizes, 16 for 4, at no width for 2"; of many "from 8 to 256
+    channels, most often 64 (7 of 24 sizes)".
 
     At `alone` of them a single width was measured, from which nothing follows for wider ones.
     """
@@ -111,6 +112,10 @@ def _from(starts: Counter[str], op: Op, alone: int) -> str:
     start = "at" if 2 * alone > whole else "from"
     parts = [f"{start} {first} {op.axis_name} for {of} sizes"] if first else []
     parts += [f"{width} for {starts[width]}" for width in others]
+    if len(others) > 2:
+        often = max(starts, key=lambda width: starts[width])
+        ends = f"from {first} to {others[-1]} {op.axis_name}"
+        parts = [f"{ends}, most often {often} ({starts[often]} of {whole} sizes)"]
     parts += [f"at no width for {never}"] if never else []
     parts += [f"no other width measured at {alone} of {whole}"] if alone else []
     return ", ".join(parts)
