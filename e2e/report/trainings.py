@@ -249,7 +249,7 @@ def _bf16_of(view: View, variant: Training) -> Training | None:
 
 
 def is_bf16_again(view: View, variant: Training) -> bool:
-    """Whether no layer of it pays, so that it is another variant: they differ by chance."""
+    """Whether no layer of it surely pays, so that it is another variant: they differ by chance."""
     return bool(variant.fp8_gains and not variant.float8_layers and _bf16_of(view, variant))
 
 
@@ -261,7 +261,7 @@ def _chosen(view: View, variant: Training) -> str:
         return ""
     label = view.label(variant)
     if not variant.float8_layers:
-        return f"{label}: no layer pays, so it is {BF16}"
+        return f"{label}: no layer surely pays, so it is {BF16}"
     saved_s = variant.case.accumulate * sum(part.saved_s(part.gain) for part in variant.fp8_gains)
     text = (
         f"{label} converts {variant.float8_layers} of {variant.linear_layers} linear layers; "

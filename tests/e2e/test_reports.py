@@ -407,7 +407,7 @@ def test_fp8_in_no_layer_is_never_faster(layers: int) -> None:
     below = " ".join(line for part in report(run).parts for line in part.below)
     saved = "predicted 2.18 ms saved, measured 98.5 of 2560"
     said = f"fp8-auto converts 24 of 49 linear layers; {saved}"
-    assert (said if layers else "fp8-auto: no layer pays, so it is amp-bf16") in below
+    assert (said if layers else "fp8-auto: no layer surely pays, so it is amp-bf16") in below
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.rglob("diagnose/**/*.json")), ids=lambda p: p.stem)
