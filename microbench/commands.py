@@ -18,13 +18,7 @@ from microbench.report import charts, comparison, parts, writers
 from microbench.report.report import overview, report_of_file
 from microbench.report.screen import make_console, print_report
 from microbench.results import runfile
-from microbench.results.comparison import (
-    VERDICTS,
-    Comparison,
-    compare,
-    failing,
-    parse_threshold,
-)
+from microbench.results.comparison import VERDICTS, Comparison, compare, failing, parse_threshold
 from microbench.results.kinds import DOCUMENT_VERSION
 from microbench.roofline.explain import annotate
 from microbench.sweep import parse_names
@@ -192,7 +186,9 @@ def compare_with(
     if markdown:
         sys.stdout.write(writers.to_markdown(report))
     else:
-        print_report(report, make_console(), verbose=verbose, more="halfway compare FILES")
+        console = make_console()
+        print_report(report, console, verbose=verbose, more="halfway compare FILES")
+        console.print(f"Page: {html}\n" if html else "", end="", soft_wrap=True)
     return 1 if any(failing(one, wanted) for one in comparisons.values()) else 0
 
 

@@ -424,10 +424,13 @@ def library_sentences(compared: Sequence[verdict.Summary], unclear: dict[str, fl
                      f"times as fast as {against}, by precision"]  # fmt: skip
         counts = [len(summary.rows) for summary in of_backend]
         sizes = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
-        ends = " to ".join(f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}"
-                           for row in (rows[0], rows[-1]))  # fmt: skip
-        over = f"(mean of {sizes} sizes: {ends})"
-        texts.append(f"{backend} is {', '.join(means)} {over}")
+        ends = [(row.ratio.ratio, row.result.case) for row in (rows[0], rows[-1])]
+        alike = len({case.problem.size for _, case in ends}) == 1
+        over = " to ".join(
+            f"{ratio:.2f} at {case.problem.size}{f' in {case.precision_name}' * alike}"
+            for ratio, case in ends
+        )
+        texts.append(f"{backend} is {', '.join(means)} (mean of {sizes} sizes: {over})")
     return texts
 
 

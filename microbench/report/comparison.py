@@ -15,6 +15,7 @@ from microbench.report import charts
 from microbench.report.cases import no_verdict
 from microbench.report.parts import VERBOSE, Column, Line, Part, Raw, Report, Row, Value
 from microbench.results.comparison import (
+    IN_CYCLES,
     NOT_MEASURED,
     RUINED,
     VERDICTS,
@@ -129,13 +130,14 @@ def _tables(comparisons: Mapping[str, Comparison]) -> list[Part]:
         if hidden:
             ratios = [row.ratio for row in hidden if row.ratio]
             ends = f": A / B {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
-            below.append(f"{len(hidden)} more {verdict}{ends}")
+            steady = sum(row.reason == IN_CYCLES for row in hidden)
+            clocks = f" ({steady} by cycles, as the clock varies: power limit)" if steady else ""
+            below.append(f"{len(hidden)} more {verdict}{ends}{clocks}")
     first = [
         Column("B is", "verdict", once=True),
         *([Column("B", "run")] if len(comparisons) > 1 else []),
         Column("case", "case"),
         Column("A / B", "ratio"),
-        Column("needs", "needs"),
         Column("reason", "reason", drop=1),
     ]
     more = [Column("time A", "a_s", fmt.duration, 4), Column("time B", "b_s", fmt.duration, 3),
@@ -155,10 +157,10 @@ def _row(run: str, row: CompareRow) -> Row:
         text = fmt.interval(ratio) if ratio else None
     pct = row.threshold_pct
     needs = None if pct is None else f"±{pct:.{1 if pct < 9.95 else 0}f} %"
-    reason = row.reason.removeprefix("interval ")
+    reason = row.reason.removeprefix("interval ").replace("beyond it", f"beyond {needs}")
     item = {
         "verdict": row.verdict, "run": run, "case": case_name(row.case), "a_s": row.a_s,
-        "b_s": row.b_s, "ratio": text, "needs": needs, "reason": reason, "note": row.note,
+        "b_s": row.b_s, "ratio": text, "reason": reason, "note": row.note,
     }  # fmt: skip
     return Row(item, style=COLOURS[row.verdict])
 

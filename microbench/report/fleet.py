@@ -7,6 +7,7 @@ itself.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
@@ -165,20 +166,36 @@ def _answer(rows: Sequence[GpuResult], models: Sequence[str], pct: float) -> lis
 # ---------------------------------------------------------------- of other programs
 
 
+SAID = (  # of the values of a document, by name
+    "the 95 % interval holds 1 in {holding_1} of {tries} comparisons of a kernel with itself",
+    "{within_target} of {rows} kernels have the time that Nsight Compute has",
+    "{right} of {counted} planted bottlenecks are named right",
+    "{faster} faster, {slower} slower, {same} same, {cannot_tell} cannot tell of {pairs} pairs",
+    "{model} trains {train_samples_per_sec} img/s at batch {train_batch_size}",
+    "{images_per_s} img/s with {workers} workers",
+)
+
+
 def figures(data: Mapping[str, object]) -> Report:
     """The values in another program's document, one per line, in its own units; of a check of the
     method the totals, and how long its lists are.
     """
     rows: list[Json] = []
     for name, value in data.items():
-        if isinstance(value, list):
-            items = cast("list[object]", value)
-            value = len(items) if "check" in data else ", ".join(map(str, items))
+        items = cast("list[object]", value) if isinstance(value, list) else [value]
+        if "check" in data and isinstance(value, list):
+            items = [len(items)]
         if name not in HEADER and not ("check" in data and isinstance(value, dict)):
-            rows.append({"figure": fmt.clean(name), "value": fmt.clean(value)})
-    texts = [f"{row['figure']} {row['value']}" for row in rows]
-    part = Part("", [Column(name, name) for name in ("figure", "value")], list(map(Row, rows)))
-    answer = [Line("", fmt.listed(texts))] if texts else []
+            short = [fmt.throughput(one) if isinstance(one, float) else str(one) for one in items]
+            texts = {"value": ", ".join(map(str, items)), "shown": "; ".join(short)}
+            rows.append({"figure": fmt.clean(name), **{k: fmt.clean(v) for k, v in texts.items()}})
+    shown = {str(row["figure"]): row["shown"] for row in rows}
+    said = [
+        text.format_map(shown) for text in SAID if shown.keys() >= {*re.findall(r"{(\w+)}", text)}
+    ]
+    said.append(fmt.listed([f"{name} {text}" for name, text in shown.items()]))
+    part = Part("", [Column("figure", "figure"), Column("value", "shown")], list(map(Row, rows)))
+    answer = [Line("", said[0])] if rows else []
     return Report("", answer, [part], raw=[(["figure", "value"], rows)])
 
 

@@ -21,14 +21,7 @@ from microbench.report import cases, charts
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
-from microbench.verdict import (
-    RUINED,
-    Summary,
-    gain,
-    groups_of,
-    precisions_of,
-    summaries,
-)
+from microbench.verdict import RUINED, Summary, gain, groups_of, precisions_of, summaries
 
 PASSES = dict.fromkeys(("fprop", "dgrad", "wgrad", *OF_ATTENTION))
 MOST_LAYERS = 8

@@ -150,9 +150,9 @@ class LiveProgress(LiveLine):
         self._doing = "starting"
 
     def left_s(self) -> float | None:
-        """Estimated seconds until the end; None before the first group is done."""
+        """Estimated seconds until the end; None before the first group and after the last one."""
         groups_left = max(0, self._total - self._done)
-        if self._left_s is None or not self._spent_s:
+        if self._left_s is None or not self._spent_s or not groups_left:  # ceilings may follow
             return None
         overhead_s = 0.0
         if self._sampled_s:

@@ -196,7 +196,7 @@ def doubts(warned: Sequence[CaseWarning], cases: int, most: int = 2) -> list[Lin
     alike = sorted(_alike(warned), key=lambda group: -(len(group[1]) or cases))
     for worst, named, warning in alike[:most]:
         which = f"{len(named)} of {fmt.count(cases, 'case')}: " if named and cases > 1 else ""
-        lines.append(f"{which}{worst}; {re.split('[:;]', warning.remedy)[0]}")
+        lines.append(f"{which}{worst}; {re.split('[:;] ', warning.remedy)[0]}")
     if len(alike) > most:
         lines[-1] += f" ({fmt.count(len(alike) - most, 'more warning')}: --verbose)"
     return [Line("Doubt", line) for line in lines]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from microbench import fmt
+from microbench.errors import UserError
 from microbench.report import kernels, parts
 from microbench.results import runfile
 from microbench.results.codec import decode
@@ -63,6 +64,8 @@ def report_of_document(document: Document, data: Json) -> parts.Report:
 
 def report_of_file(path: Path) -> parts.Report:
     """The report of a run file or of another document. UserError for what cannot be read."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: halfway report {path}")
     data = runfile.read_json(path)
     document = document_of(data)
     if document is None:

@@ -43,6 +43,8 @@ CARD = "card"  # the device fact that tells two cards of one model apart
 SAME_CARD, ANOTHER_CARD = "same card", "another card"
 MAX_THRESHOLD_PCT = 1000.0
 MOST_FACTS = 3  # of runs without a case in common
+OPS = {"gemm": "GEMMs", "conv": "convolutions", "linear": "linear layers", "attention": "attention",
+       "train": "trainings", "load": "loaders"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -174,15 +176,18 @@ def _by_key(run: Run) -> dict[str, Entry]:
 
 
 def _apart(a: Iterable[str], b: Iterable[str]) -> str:
-    """ ": A alone has search=short": what is in the keys of one run's cases alone."""
+    """ ": only the first has m=64": the op, or what else the keys of one run's cases alone have."""
     ours, theirs = (
-        {part: None for key in keys for part in re.split("[/,]", key)} for keys in (a, b)
+        {OPS.get(part, part): None for key in keys for part in re.split("[/,]", key)}
+        for keys in (a, b)
     )
     texts = [
-        f"{run} alone has {', '.join(alone[:MOST_FACTS])}"
-        for run, own, other in (("A", ours, theirs), ("B", theirs, ours))
+        f"only the {run} has {', '.join(alone[: 1 if alone[0] in OPS.values() else MOST_FACTS])}"
+        for run, own, other in (("first", ours, theirs), ("second", theirs, ours))
         if (alone := [part for part in own if part not in other])
     ]
+    if "search=short" in ours.keys() ^ theirs.keys():
+        texts.append("measure it again with --search full")
     return f": {'; '.join(texts)}" if texts else ""
 
 
@@ -422,6 +427,7 @@ def _over_processes(a: Timed, b: Timed, quantity: Quantity, usual: stats.Varianc
 
 
 RUINED = f"interval is beyond ±{RUINED_PCT:.0f} %"
+IN_CYCLES = "the same in cycles"
 
 
 def ratio_between(a: Timed, b: Timed, priors: ProcessPriors | None = None, op: str = "") -> Ratio:
@@ -469,7 +475,7 @@ def judge(a: Timed, b: Timed, noise: Noise, priors: ProcessPriors | None = None)
     ):
         return found
     note = f"the clocks vary: {math.exp(sum(map(math.log, steady)) / 2):.2f}x in cycles"
-    return Judgement("same", note, "the same in cycles")
+    return Judgement("same", note, IN_CYCLES)
 
 
 def _steady(a: Timed, b: Timed, priors: ProcessPriors | None) -> Interval | None:

@@ -170,6 +170,7 @@ AT_ONCE = {
     "layers alexnet --backend cudnn": "library",
     "show": "FILE",
     "show /nowhere.json": "/nowhere.json",
+    f"show {GEMM.parent}": f"halfway report {GEMM.parent}",
     "show broken.json": "broken.json",
     "show other.json": "other.json",
     "show binary.json": "binary.json",

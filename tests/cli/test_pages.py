@@ -112,13 +112,16 @@ def test_a_browser_runs_nothing_and_says_what_it_refuses(
     assert "owned" not in said[name]
 
 
-def test_an_image_has_text_as_text_and_a_comparison_folds_cases(tmp_path: Path) -> None:
+def test_an_image_has_text_as_text_and_a_comparison_folds_cases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chart = tmp_path / "chart.svg"
     write_chart(report_of(planted(read_run(GEMM))).chart(), chart)
     assert "owned" in (text := chart.read_text(encoding="utf-8"))
     assert not [*judge.in_xml(text), *judge.in_markup(text)]
     page, every = tmp_path / "page.html", GEMM.with_name("gemm-all.json")
     assert main(["compare", str(every), str(GEMM), "--html", str(page)]) == 0
+    assert capsys.readouterr().out.endswith(f"\nPage: {page}\n")
     assert main(["compare", str(every), str(GEMM), "--html", str(page)]) == 2  # it is there
     assert main(["compare", str(every), str(GEMM), "--json", "-"]) == 2
     text = page.read_text(encoding="utf-8")

@@ -196,8 +196,9 @@ def refusal(a: Run, b: Run) -> str:
         (SOME, replace(SOME, method_version=METHOD_VERSION + 1), "method"),
         *((run_of(result(64)), run_of(result(64, **{name: other})), f"{name}.*{other}")
           for name, other in (("timer", "graph"), ("l2", "warm"), ("regime", "burst"))),
-        (run_of(result(64)), run_of(result(128)), "A alone has .*64.*; B alone has .*128"),
-        (SHORT, WHOLE, "common: A alone has search=short"),
+        (run_of(result(64)), run_of(result(128)), "first has .*64.*; only the second has .*128"),
+        (SHORT, WHOLE, "only the first has search=short; .* --search full"),
+        (SHORT, SOME, "only the first has trainings; only the second has GEMMs"),
         (run_of(), run_of(result(128)), "no case"), (run_of(), run_of(), "no case"),
     ],
 )  # fmt: skip

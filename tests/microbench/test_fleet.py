@@ -21,9 +21,9 @@ from samples.measuring import result_of
 from kernels.case import Target
 from microbench import fleet as command
 from microbench.__main__ import main
-from microbench.report.fleet import COPY, FAILED, SLOW, GpuResult, judged, report, to_json
+from microbench.report.fleet import COPY, FAILED, SLOW, GpuResult, figures, judged, report, to_json
 from microbench.requests import Conditions
-from microbench.results.types import Ceiling, Result
+from microbench.results.types import Ceiling, Json, Result
 from microbench.sweep import Group
 from microbench.worker import Greeting, Worker
 
@@ -83,6 +83,20 @@ def test_the_file_holds_all_of_it_and_older_ones_are_read(times: list[float]) ->
     data["rows"][0]["median_s"] = 0.0
     with pytest.raises(ValueError, match="rows"):
         report(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "finding"),
+    [
+        ({"workers": 2, "images_per_s": [3269.53, 81.25]}, "3,270; 81.2 img/s with 2 workers"),
+        ({"check": "x", "right": 5, "counted": 6}, "5 of 6 planted bottlenecks are named right"),
+        ({"check": "{right}", "right": "{x}", "rows": [1]}, "check {right}, right {x}, rows 1"),
+    ],
+)
+def test_other_documents_say_what_was_found(data: Json, finding: str) -> None:
+    found = figures(data)
+    assert found.finding == finding
+    assert [row["value"] for row in found.raw[0][1]][-1] in ("3269.53, 81.25", "6", "1"), "whole"
 
 
 # ---------------------------------------------------------------- the command

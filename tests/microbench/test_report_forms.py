@@ -94,6 +94,7 @@ def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:
         progress.done(group, results(group), 1.5 * (8 - number), 1.5)
         if 1 <= number < 8:
             assert progress.left_s() == pytest.approx(2.5 * (8 - number))
+    assert progress.left_s() is None, "the ceilings go on"
     # The line says how long from the first result on.
     now_s, file = 0.0, io.StringIO()
     progress = LiveProgress(Console(file=file, width=100), GROUPS, clock=lambda: now_s)
