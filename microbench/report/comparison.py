@@ -97,7 +97,7 @@ def _why(comparison: Comparison) -> Iterator[str]:
         row.reason for row in comparison.rows if row.verdict in ("cannot tell", NOT_MEASURED)
     )
     if reasons:
-        texts = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(2))
+        texts = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
         yield f"cannot tell: {texts}"
     if comparison.card:
         yield comparison.card
@@ -158,6 +158,7 @@ def _row(run: str, row: CompareRow) -> Row:
     pct = row.threshold_pct
     needs = None if pct is None else f"±{pct:.{1 if pct < 9.95 else 0}f} %"
     reason = row.reason.removeprefix("interval ").replace("beyond it", f"beyond {needs}")
+    reason = reason.replace("may differ by as much", "differ as much")
     item = {
         "verdict": row.verdict, "run": run, "case": case_name(row.case), "a_s": row.a_s,
         "b_s": row.b_s, "ratio": text, "reason": reason, "note": row.note,

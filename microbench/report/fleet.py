@@ -195,8 +195,7 @@ def figures(data: Mapping[str, object]) -> Report:
     ]
     said.append(fmt.listed([f"{name} {text}" for name, text in shown.items()]))
     part = Part("", [Column("figure", "figure"), Column("value", "shown")], list(map(Row, rows)))
-    answer = [Line("", said[0])] if rows else []
-    return Report("", answer, [part], raw=[(["figure", "value"], rows)])
+    return Report("", [Line("", said[0])], [part], raw=[(["figure", "value"], rows)])
 
 
 DOCUMENTS.extend((
