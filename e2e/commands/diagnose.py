@@ -180,6 +180,7 @@ class Report:
             if diagnosis is None:
                 replay = None
                 if self.prove:  # on the first GPU, or on the CPU where there is none
+                    self.console.print("The recorded calls run again, with other sizes and types.")
                     from e2e.profile.replay import replayed
                     from microbench.device.device import describe
 

@@ -100,11 +100,9 @@ class Traced:
     @property
     def step_ms(self) -> float:
         """Milliseconds of a step, without the profiler where that is known."""
-        return (
-            self.window_ns / self.steps / 1e6
-            if self.bare_step_s is None
-            else 1e3 * self.bare_step_s
-        )
+        if self.bare_step_s is None:
+            return self.window_ns / self.steps / 1e6
+        return 1e3 * self.bare_step_s
 
     def ms(self, term: str) -> float:
         """Milliseconds a step of a term; 0 where it has none."""

@@ -66,7 +66,8 @@ class Prover:
         self._not_tried = {name: ENDED for name in ABLATIONS if only is None or name in only}
         self._now = ""  # what is being tried
         self.done = False
-        self.steps = 0  # that have been used
+        self.steps, self.needed = 0, 0  # that have been used, and are about to be in all
+        self.trying = ""  # "trying 2 of 3 changes, "
         self._plan = self._run(StepProbe(compiled))
         next(self._plan)
 
@@ -100,21 +101,34 @@ class Prover:
             with nullcontext() if probe.compiled else probe.counting():
                 yield from probe.steps(COUNTED)
             probe.patch.choose(1 + COUNTED)
-            for name in list(self._not_tried):
-                self._now = name
+            names = [name for name in list(self._not_tried) if self._applies(name, probe)]
+            for number, name in enumerate(names, 1):
+                self._now, self.trying = name, f"trying {number} of {len(names)} changes, "
+                blocks = 2 * self._rounds * (len(names) - number + 1)
+                self.needed = self.steps + blocks * (DISCARDED + self._steps)
+                self._hand_over()  # a crash must not take what was found before
                 yield from self._try(name, ABLATIONS[name], probe)
                 self._now = ""
-                self._hand_over()
+
+    def _applies(self, name: str, probe: StepProbe) -> bool:
+        """Whether a change can be tried. If not, the reason is noted, where there is one."""
+        ablation = ABLATIONS[name]
+        try:
+            why = COMPILED if ablation.eager and probe.compiled else ablation.when(probe)
+        except Exception as error:
+            why = _one_line(error)
+        if why:
+            self._not_tried[name] = why
+        elif why is not None:
+            del self._not_tried[name]
+        return why is None
 
     def _try(self, name: str, ablation: Ablation, probe: StepProbe) -> Steps:
         """The rounds of one change. An exception of the change itself is why it was not tried."""
         times_s: dict[bool, list[list[float]]] = {False: [], True: []}  # as it is, changed
         change = ablation.words.format(probe)
         try:
-            why = COMPILED if ablation.eager and probe.compiled else ablation.when(probe)
-            if why is None and ablation.may_break:
-                self._hand_over()  # a crash must not take what was found before
-                why = probe.rehearse(ablation)
+            why = probe.rehearse(ablation) if ablation.may_break else None
             if why is not None:
                 self._not_tried[name] = why
                 return
@@ -136,7 +150,6 @@ class Prover:
                     "name": name, "change": change, "resident": resident,
                     "as_is_s": times_s[False][:rounds], "changed_s": times_s[True][:rounds],
                 })  # fmt: skip
-            if rounds >= LEAST_ROUNDS or not self._not_tried[name]:
                 del self._not_tried[name]
 
     def _block(self, probe: StepProbe) -> Steps:

@@ -64,9 +64,8 @@ PROFILER_LOG, SILENT = "KINETO_LOG_LEVEL", "99"
 CLEARS_EVENTS = "Warning: Profiler clears events"
 WHAT_COUNTS = (
     "A step is a step() of the first torch optimizer in this process or, without one, a call of "
-    "the model. Processes that the script starts are not seen: start them by torchrun, with this "
-    "recorder before the script, or run what they run (-m MODULE). In a loop of your own call "
-    "w.step() (halfway_watch.watch)."
+    "the model (in a loop without both call halfway_watch's w.step(); where a script starts "
+    "processes use torchrun, or run what they run by -m MODULE)."
 )
 LATE = (
     "The optimizer's step is inside of a backward pass, of compiled code or of a captured graph, "
@@ -100,7 +99,7 @@ class Watch:
         self.module_names, self.then_exit = module_names, then_exit or bool(prove)
         self.model: Any = None  # where it is known before: its parts have their paths in it
         self.bare_s: list[float] = []
-        self.steps, self.unit, self.done = 0, LOOP, False
+        self.steps, self.unit, self.done, self.trying = 0, LOOP, False, ""
         self._say, self._quiet = say or _say, quiet
         self._progress = progress and _rank() == 0
         self._began_s = self._said_s = time.monotonic()
@@ -188,8 +187,7 @@ class Watch:
             self._begin(min(self.steps, self.after - 1))
         else:
             self.steps += 1
-            with suppress(OSError, ValueError, AttributeError):  # a stderr that is closed, or none
-                self._tell_progress()
+            self._tell_progress()
             self._go_on()
 
     def _go_on(self) -> None:
@@ -228,6 +226,8 @@ class Watch:
         if self._prover is not None:
             self._prover.end()
             self._prover = None
+            if self._only is None and not failed:
+                self._say("the script ended before all changes were tried")
         elif self._naming and self._named > LEAD_IN:
             self.traced = self._named - LEAD_IN
             self._write()
@@ -238,12 +238,12 @@ class Watch:
             advice = LATE if self.late and not self._was_late else advice
             if not failed:
                 self._say(
-                    f"nothing written: {max(0, self.steps)} steps were seen{alone}, {self._needed} "
-                    f"are needed. {advice}"
+                    f"error: halfway wrote nothing: {max(0, self.steps)} steps were seen{alone}, "
+                    f"{self.needed} are needed. {advice}"
                 )
 
     @property
-    def _needed(self) -> int:
+    def needed(self) -> int:
         recordings = 1 + (bool(self._ends) if self._naming else _cuda())
         return self.after + self.bare + recordings * (LEAD_IN + self.traced)
 
@@ -255,15 +255,17 @@ class Watch:
     def _tell_progress(self) -> None:
         if not self._progress:
             return
-        now_s, live = time.monotonic(), sys.stderr.isatty()
-        if self.steps <= 1:
-            self._began_s = now_s
-        elif now_s - self._said_s > (SAID_LIVE_S if live else SAID_S):
-            self._said_s = now_s
-            left_s = (self._needed - self.steps) * (now_s - self._began_s) / (self.steps - 1)
-            text = f"halfway: step {self.steps} of {self._needed}, about {left_s:.0f} s left"
-            begin, end = ("\r", "\x1b[K\r") if live else ("", "\n")
-            print(begin + text, end=end, file=sys.stderr, flush=True)
+        at: Any = self._prover or self
+        with suppress(OSError, ValueError, AttributeError):  # a stderr that is closed, or none
+            now_s, live = time.monotonic(), sys.stderr.isatty()
+            if at.steps <= 1:
+                self._began_s = now_s
+            elif now_s - self._said_s > (SAID_LIVE_S if live else SAID_S) and at.needed:
+                self._said_s = now_s
+                left_s = (at.needed - at.steps) * (now_s - self._began_s) / (at.steps - 1)
+                text = f"{at.trying}step {at.steps} of {at.needed}, about {left_s:.0f} s left"
+                begin, end = ("\r", "\x1b[K\r") if live else ("", "\n")
+                print(f"{begin}halfway: {text}", end=end, file=sys.stderr, flush=True)
 
     # ------------------------------------------------------------ phases
 
@@ -413,6 +415,7 @@ class Watch:
         if self._prover.done:
             self._prover = None
             raise SystemExit(0)
+        self._tell_progress()
 
     def _keep(self, results: dict[str, Any]) -> None:
         try:
@@ -546,7 +549,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))
-    run_script(given.script, arguments, watching, given.module)
+    try:
+        run_script(given.script, arguments, watching, given.module)
+    except Exception as error:
+        frames = error.__traceback__
+        while frames and any(frames.tb_frame.f_globals is g for g in (globals(), vars(runpy))):
+            frames = frames.tb_next  # ours and runpy's: the user's come after them
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        sys.exit(1)
 
 
 # ---------------------------------------------------------------- what is looked at
@@ -858,7 +868,7 @@ def _of_this_rank(out: str) -> str:
 
 def _say(text: str) -> None:
     with suppress(OSError, ValueError):
-        print(f"halfway: {text}", file=sys.stderr)
+        print(text if text.startswith("error:") else f"halfway: {text}", file=sys.stderr)
 
 
 def _first_line(error: BaseException) -> str:

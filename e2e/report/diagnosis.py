@@ -43,10 +43,7 @@ def report(data: Json) -> Report:
         *chain.from_iterable(map(_product_parts, diagnosis.runs)),
     ]
     answer = _no_verdict(last, ruined) if ruined else list(_answer(diagnosis))
-    return Report(
-        f"{last.name} on {last.device}", answer, parts,
-        raw=[raw],
-    )  # fmt: skip
+    return Report(f"{last.name} on {last.device}", answer, parts, raw=[raw])
 
 
 def _checked(data: Json) -> Diagnosis:
@@ -70,10 +67,11 @@ def _answer(diagnosis: Diagnosis) -> Iterator[Line]:
     """The step and its bottleneck, what AMP gives, the first cause, and how far to trust it."""
     *_, last = diagnosis.runs
     yield Line("", _finding(diagnosis.runs))
-    yield from (Line("", text) for text in _low_precision(last))
+    yield from (Line("", text) for text in _low_precision(diagnosis.runs))
     if diagnosis.ranks:
         yield Line("", _ranks_sentence(diagnosis.ranks))
     first = next(iter(last.findings), None)
+    yield from _tried(last, first.gain if first else None)
     if first is None:
         yield Line("Why", "no cause was found that costs 3 % of a step or more")
     else:
@@ -99,15 +97,18 @@ def _no_verdict(run: Traced, ruined: Sequence[str]) -> list[Line]:
     first, why, do = (*ruined, "", "")[:3]
     reason = first.removeprefix("Nothing is concluded: ")
     step = f"{fmt.number(run.step_ms)} ms a step"
-    gains = [gain for gain in run.gains if gain.cause not in (SAID_APART, *ASIDE)]
-    certain = sorted((gain for gain in gains if gain.low_ms > 0), key=lambda gain: -gain.ms)
-    none = f"{fmt.count(len(gains), 'change')}, and none gained for certain" if gains else ""
-    tried = [f"{gain.change}, {_gain(gain)}" for gain in certain[:MOST_TRIED]] or [none]
     lines = [Line("", f"No verdict on {run.name} ({run.device}, {step}): {reason}"),
-             *(Line("", amp) for amp in _low_precision(run)),
-             *(Line("", f"Tried: {gain}") for gain in tried if gain),
+             *(Line("", amp) for amp in _low_precision([run])),
+             *_tried(run),
              Line("Why", why), Line("Do", do)]  # fmt: skip
     return [line for line in lines if line.text]
+
+
+def _tried(run: Traced, said: Gain | None = None) -> Iterator[Line]:
+    """What gained most when it was tried, even if not for certain; autocast is said apart."""
+    gains = [gain for gain in run.gains if gain.cause not in (SAID_APART, *ASIDE) and gain != said]
+    for gain in sorted(gains, key=lambda gain: -gain.ms)[:MOST_TRIED]:
+        yield Line("", f"Tried: {gain.change}, {_gain(gain)}")
 
 
 def _finding(runs: Sequence[Traced]) -> str:
@@ -127,10 +128,11 @@ def _finding(runs: Sequence[Traced]) -> str:
     return f"{last.name}{than} on {last.device}: {step}; bottleneck: {last.bottleneck}{busy}"
 
 
-def _low_precision(run: Traced) -> Iterator[str]:
-    """What autocast brings: switched off where it is there, or else switched on."""
-    for gain in run.gains:
-        if gain.cause not in (SAID_APART, *ASIDE):
+def _low_precision(runs: Sequence[Traced]) -> Iterator[str]:
+    """What autocast brings where it is tried: two runs that differ by it have measured it."""
+    is_low = {any(made.precision in ("bf16", "fp16") for made in run.products) for run in runs}
+    for gain in runs[-1].gains:
+        if gain.cause not in (SAID_APART, *ASIDE) or len(is_low) > 1:
             continue
         saved = [gain.ms, gain.low_ms, gain.high_ms]
         if gain.cause == SAID_APART:
@@ -187,8 +189,8 @@ def _residual(runs: Sequence[Traced]) -> Iterator[str]:
     *terms, whole = changes(*runs)
     rest_ns = sum(term.ns for term in terms if term.term == RESIDUAL)
     if abs(rest_ns) > MOST_RESIDUAL * abs(whole.ns):
-        rest_ms, whole_ms = (float(ns / NS_PER_MS) for ns in (rest_ns, whole.ns))
-        yield f"of a difference of {whole_ms:+.3g} ms {rest_ms:+.3g} are unexplained: trust no term"
+        rest_ms, whole_ms = (f"{float(ns / NS_PER_MS):+.3g}" for ns in (rest_ns, whole.ns))
+        yield f"of a difference of {whole_ms} ms {rest_ms} are unexplained: trust no smaller change"
 
 
 def _trust(run: Traced) -> Iterator[str]:
@@ -207,8 +209,7 @@ def _trust(run: Traced) -> Iterator[str]:
                 so = "CPU launch is an upper bound"
             yield f"recording made a step {100 * (slowed / run.bare_step_s - 1):.0f} % longer: {so}"
     if run.on_cpu:
-        amp = "nothing follows for AMP on a GPU" if [*_low_precision(run)] else "AMP is not tried"
-        yield f"on a CPU: {amp}; data loading, waits and the number of launches carry over"
+        yield "on a CPU: data loading, waits and launch counts carry over to a GPU, AMP does not"
 
 
 # ---------------------------------------------------------------- terms

@@ -99,7 +99,7 @@ def test_two_runs_of_it_are_compared_and_may_be_kept(user: User) -> None:
          ["line 2", "ValueError: a mistake of its own"]),
         ("import os\nos.kill(os.getpid(), 50)\n", (), 3, ["train.py was ended by signal 50"]),
         (SCRIPT + "1 / 0\n", ("--", "7"), 3, ["ZeroDivision", "train.py failed: exit code 1"]),
-        (SCRIPT, ("--", "4"), 1, ["4 steps were seen"]),
+        (SCRIPT, ("--", "4"), 1, ["error: halfway wrote nothing: 4 steps were seen"]),
     ],
     ids=["exits", "raises", "killed", "while it is recorded", "too few"],
 )  # fmt: skip
@@ -110,6 +110,7 @@ def test_what_goes_wrong_has_a_line_and_a_code_of_its_own(
     _, errors = diagnose(user, *STEPS, "train.py", *words, code=code)
     for text in said:
         assert text in errors
+    assert "runpy" not in errors, "the frames of a script are its own"
     if code == 3:
         assert "steps were seen" not in errors, "a script that failed had no chance to take more"
 

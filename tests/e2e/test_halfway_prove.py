@@ -163,13 +163,14 @@ def test_turns_are_a_b_b_a_and_a_change_is_taken_back(monkeypatch: pytest.Monkey
     turns = [set(course[i : i + BLOCK]) for i in range(0, 2 * ROUNDS * BLOCK, BLOCK)]
     assert turns == [{False}, {True}, {True}, {False}] * (ROUNDS // 2)
     assert not switch.on
-    first, *_, last = steps.kept
+    _, first, *_, last = steps.kept
     assert (names(first), first["not_tried"]) == (["switch"], {"next": ENDED})
     (row, _), count = last["tried"], last["steps"]
     assert (row["name"], row["change"]) == ("switch", "a switch is on")
     assert not row["resident"], "there is no loader whose batch could come again"
     assert [len(row[side]) for side in ("as_is_s", "changed_s")] == [ROUNDS] * 2
-    assert count == len(course) + 1 + COUNTED
+    assert count == steps.prover.needed == len(course) + 1 + COUNTED
+    assert steps.prover.trying == "trying 2 of 2 changes, "
 
 
 def test_after_a_change_that_fails_the_next_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
