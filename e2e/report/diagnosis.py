@@ -71,7 +71,8 @@ def _answer(diagnosis: Diagnosis) -> Iterator[Line]:
     if diagnosis.ranks:
         yield Line("", _ranks_sentence(diagnosis.ranks))
     first = next(iter(last.findings), None)
-    yield from _tried(last, first.gain if first else None)
+    if first is None or first.gain is None:
+        yield from _tried(last)
     if first is None:
         yield Line("Why", "no cause was found that costs 3 % of a step or more")
     else:
@@ -104,9 +105,9 @@ def _no_verdict(run: Traced, ruined: Sequence[str]) -> list[Line]:
     return [line for line in lines if line.text]
 
 
-def _tried(run: Traced, said: Gain | None = None) -> Iterator[Line]:
+def _tried(run: Traced) -> Iterator[Line]:
     """What gained most when it was tried, even if not for certain; autocast is said apart."""
-    gains = [gain for gain in run.gains if gain.cause not in (SAID_APART, *ASIDE) and gain != said]
+    gains = [gain for gain in run.gains if gain.cause not in (SAID_APART, *ASIDE)]
     for gain in sorted(gains, key=lambda gain: -gain.ms)[:MOST_TRIED]:
         yield Line("", f"Tried: {gain.change}, {_gain(gain)}")
 
