@@ -427,7 +427,7 @@ def library_sentences(compared: Sequence[verdict.Summary], unclear: dict[str, fl
         ends = [(row.ratio.ratio, row.result.case) for row in (rows[0], rows[-1])]
         alike = len({case.problem.size for _, case in ends}) == 1
         over = " to ".join(
-            f"{ratio:.2f} at {case.problem.size}{f' in {case.precision_name}' * alike}"
+            f"{ratio:.2f} {f'in {case.precision_name}' if alike else f'at {case.problem.size}'}"
             for ratio, case in ends
         )
         texts.append(f"{backend} is {', '.join(means)} (mean of {sizes} sizes: {over})")
