@@ -41,7 +41,7 @@ class BackendEntry:
     def candidates(
         self, case: Case, operands: Any, target: Target, *, search: int
     ) -> tuple[Candidate, ...]:
-        """The ways to run the case; of our kernels so many as a `search` times. Raises
+        """The ways to run the case; of our kernels, `search` of them. Raises
         CannotRun with the reason where there is none, ImportError as `load` does.
         """
         searched = (search,) if case.backend == TUNED else ()

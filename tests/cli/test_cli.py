@@ -253,7 +253,7 @@ def test_a_map_has_every_cell(shop: Shop, tmp_path: Path) -> None:
 
 
 CONVS = [  # c, k, kernel, stride, groups, how often, passes
-    (3, 8, 3, 1, 1, 1, ("fprop", "wgrad")),  # the first: nobody needs the gradient of the images
+    (3, 8, 3, 1, 1, 1, ("fprop", "wgrad")),  # the first layer, whose images need no gradient
     (8, 8, 3, 1, 1, 2, PASSES),
     (8, 8, 3, 1, 8, 1, PASSES),
     (8, 16, 1, 2, 1, 1, PASSES),
