@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
@@ -16,6 +18,7 @@ from kernels.linear import LAYOUTS as LAUNCHED
 from kernels.linear import PASSES as PRODUCTS
 from kernels.linear import Linear
 from kernels.linear.operands import BLOCK_SCALED
+from kernels.linear.torch_linear import captured
 from kernels.op import Session
 from kernels.precision import PRECISIONS
 from microbench.device.device import DeviceInfo
@@ -146,3 +149,16 @@ def test_a_comparison_is_timed_as_launched_and_as_a_graph(gpu: DeviceInfo) -> No
             if result.case.precision_name != "bf16":
                 assert result.speedup["bf16"].ratio > 0
     torch.cuda.synchronize()
+
+
+def test_a_captured_call_keeps_the_memory_that_it_reads() -> None:
+    def doubled() -> Callable[[], Sequence[torch.Tensor]]:
+        weight = torch.ones(1 << 24, device="cuda")
+        return captured(lambda: [2 * weight])
+
+    replay = doubled()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.full((1 << 24,), 7.0, device="cuda")
+    (result,) = replay()
+    assert (result == 2).all()
