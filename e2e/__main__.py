@@ -94,14 +94,18 @@ OPTIONS = {
     "train": (*options_of(TrainOptions), *OUTPUT),
     "predict": ("amp", "recipe", "batch", "input", "layout", "loss", "device", *OUTPUT),
     "stalls": (
-        *LOADING,
+        LOADING[0],
+        Override(
+            "workers", type=str, default=None,
+            help="Worker processes: 1..16, 2,4,8  [default: one per core, a quarter of that, 1]",
+        ),
         "cpus",
-        Override("recipe", default="fp32,amp", help="Recipes to compare, as for train"),
+        Override("recipe", help="Recipes to compare, as for train  [default: tf32,amp]"),
         Override("batch", help="Samples per step  [default: by network]"),
         Override("loader", help="Data loader (see `list`)  [default: torchvision]"),
         click.option(
             "--measure", default="some",
-            help="Which predicted points to measure: some, all or none",
+            help="Which numbers of workers to measure: some (the most), all or none",
         ),
         "device", Override("budget", help="Seconds of timing per comparison  [default: 5]"),
         *OUTPUT,
@@ -174,12 +178,12 @@ def _carry_out(network: str, options: dict[str, Any], **instead: Any) -> None:
 def stalls(network: str, workers: str | None, measure: str, **options: Any) -> None:
     """Find how many data-loader workers low precision needs.
 
-    Training and loading are benchmarked separately and combined into a prediction; some points
-    are then measured together. NETWORK is as for `train`.
+    Training and loading are benchmarked separately, then together with the most workers; other
+    numbers of workers are predicted. NETWORK is as for `train`.
 
     \b
-      halfway stalls resnet50 --workers 1..16
-      halfway stalls resnet50 --data folder:DIR --recipe fp32,amp --loader gpu-decode
+      halfway stalls resnet50
+      halfway stalls resnet50 --data folder:DIR --workers 1..16 --loader gpu-decode
     """
     from e2e.commands.stalls import run_stalls
 

@@ -73,8 +73,8 @@ def predict(
 def stalls(network: Network | None = None, **options: Any) -> Run:
     """Find how many data-loader workers low precision needs.
 
-    `workers` are numbers or "1..16"; `measure` says which points are measured: "some", "all" or
-    "none". UserError for what the user can mend.
+    `workers` are numbers or "1..16"; `measure` says with which of them a training is measured:
+    "some" (the most), "all" or "none". UserError for what the user can mend.
     """
     with _values("stalls", network, options) as values:
         name, workers, measure = (values.pop(key) for key in ("network", "workers", "measure"))

@@ -101,9 +101,10 @@ class TrainCase:
 
     `data` is what it trains on, `loader` how that becomes batches: one batch that stays on the
     device ("synthetic") or is copied from pinned memory at each step ("pinned"), or a back end of
-    `e2e.data.loaders` with `workers` processes. If it is `cached`, the back end runs as fast as it
-    can and its batches are thrown away: it trains on a pinned batch. `cold` files are dropped from
-    the page cache before they are read. `cpus` is how many cores the process may use (0: all).
+    `e2e.data.loaders` with `workers` processes. `cold` files are dropped from the page cache before
+    they are read. `cpus` is how many cores the process may use (0: all). Of older versions, if it
+    is `cached`, the back end ran as fast as it could and its batches were thrown away: it trained
+    on a pinned batch.
     `search` is how many algorithms cuDNN tries for a convolution on a GPU: "full" or "short"
     (`e2e.recipes.SEARCH_LIMITS`). What is not described here is of older versions.
 

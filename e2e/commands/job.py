@@ -133,9 +133,10 @@ class More:
 
 @dataclass(frozen=True)
 class Left:
-    """About how many seconds what has begun still takes."""
+    """About how many seconds what has begun still takes, and all after it, where that is known."""
 
     seconds: float
+    after_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class TimeLeft:
         self._variants, self._variants_done = 0, 0
         self._budget_s = 0.0
         self._end_s: float | None = None  # of what is under way, where it says so itself
+        self._after_s: float | None = None  # what comes after it, likewise
 
     def expect(self, kind: str, more: int) -> None:
         """So many more results of a kind are to come."""
@@ -59,6 +60,7 @@ class TimeLeft:
     def restart(self) -> None:
         """Another process begins: it says what is to come."""
         self._to_come.clear()
+        self._after_s = None
 
     def begin(self, begun: Begun) -> None:
         """A part begins."""
@@ -67,7 +69,9 @@ class TimeLeft:
         kind = KINDS.get(begun.what, "")
         if kind != self._result or begun.what in FIRST:
             self._result, self._result_s = kind, now_s
-        self._part, self._part_s, self._end_s = begun.what, now_s, None
+        self._part, self._part_s = begun.what, now_s
+        if self._after_s is None:
+            self._end_s = None
         self._variants, self._variants_done, self._key = len(begun.cases), 0, ""
         self._budget_s = begun.budget_s or self._budget_s
 
@@ -84,9 +88,11 @@ class TimeLeft:
             self._variants_done += 1
             self._key = ""
 
-    def ends_in(self, seconds: float) -> None:
-        """What is under way ends in about this many seconds."""
+    def ends_in(self, seconds: float, after_s: float | None = None) -> None:
+        """What is under way ends in about this many seconds; all after it takes `after_s` more."""
         self._end_s = self._clock() + seconds
+        if after_s is not None:
+            self._after_s = after_s
 
     def done(self) -> None:
         """A result was saved."""
@@ -100,6 +106,8 @@ class TimeLeft:
         """Seconds to the end of all that is to come; None while too little is known."""
         now_s = self._clock()
         rest_s, left = 0.0, +self._to_come
+        if self._after_s is not None and self._end_s is not None:
+            return self._known(max(0.0, self._end_s - now_s) + self._after_s)
         if not self._part and not left:
             return None
         if self._part:
@@ -115,7 +123,11 @@ class TimeLeft:
             if each_s is None:
                 return None
             rest_s += count * each_s
-        return rest_s if rest_s <= 2 * (now_s - self._began_s) else None
+        return self._known(rest_s)
+
+    def _known(self, rest_s: float) -> float | None:
+        """The rest, from a third of all on."""
+        return rest_s if rest_s <= 2 * (self._clock() - self._began_s) else None
 
     def _mean_s(self, what: str) -> float | None:
         took_s = self._took_s.get(what)
@@ -189,9 +201,9 @@ class TrainProgress(LiveLine):
             count = fmt.count(len(variants), "variant")
             self.say(fmt.clean(f"{variants[0].network} {_size(variants[0])}, {count}"))
 
-    def ends_in(self, seconds: float) -> None:
-        """What is under way ends in about this many seconds."""
-        self._left_s.ends_in(seconds)
+    def ends_in(self, seconds: float, after_s: float | None) -> None:
+        """What is under way ends in about this many seconds; all after it takes `after_s` more."""
+        self._left_s.ends_in(seconds, after_s)
 
     def stage(self, key: str, stage: str) -> None:
         """A variant entered a stage."""

@@ -96,6 +96,10 @@ class Session:
         """So many more results of a kind are to come."""
         self._tell(More(kind, more))
 
+    def ahead(self, *seconds: float) -> None:
+        """About how many seconds each result will take that is to come; the first one begins."""
+        self._tell(Left(seconds[0], sum(seconds[1:])))
+
     def saved(self, run: Run, *results: Result, whole: bool = True) -> Run:
         """The run with these results, which the parent saves."""
         for result in results:
@@ -117,6 +121,10 @@ class Session:
         # After a failed graph capture, freeing memory raises errors that say nothing new.
         with suppress(RuntimeError):
             self._variants.close()
+
+    def can_run(self, case: TrainCase) -> bool:
+        """Whether the device has the arithmetic of the case's recipe."""
+        return cannot_run(recipe_of(case), self.kind, self._info.capability) is None
 
     # ------------------------------------------------------------ comparisons
 
@@ -153,11 +161,8 @@ class Session:
         """How many trainings from scratch a comparison will have, beside those that it has."""
         if self.is_done(run, cases):
             return len(self._seeds(run, cases))
-        able = [
-            case for case in cases
-            if cannot_run(recipe_of(case), self.kind, self._info.capability) is None
-        ]  # fmt: skip
-        return len(able) * self.options.repeats if self._steps(cases) else 0
+        able = sum(map(self.can_run, cases))
+        return able * self.options.repeats if self._steps(cases) else 0
 
     def _compared(self, run: Run, cases: Cases) -> Run:
         expected = self._trainings_of(run, cases)

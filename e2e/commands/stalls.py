@@ -12,7 +12,7 @@ from e2e.commands.job import Stage
 from e2e.commands.train import file_name, run_training
 from e2e.data.loaders import LOADERS, check_name
 from e2e.data.loaders.cpus import cores
-from e2e.input_stalls import Alone, busy_points, measured_points, predict_together
+from e2e.input_stalls import Fed, predict_together
 from e2e.options import TrainOptions
 from e2e.plan import Cases
 from e2e.results.baselines import baselines
@@ -23,6 +23,7 @@ from microbench.errors import UserError
 from microbench.results.types import Run
 from microbench.run_output import Done
 from microbench.sweep import parse_names, parse_numbers
+from microbench.timing import FEWEST_ROUNDS
 
 if TYPE_CHECKING:
     from e2e.commands.session import Session
@@ -31,6 +32,12 @@ LOAD_BUDGET_S = 6.0  # seconds of loading, for each loader
 # The same of `stalls`, and its seconds of timing for each comparison: with what is set up in
 # between, ResNet-50 takes 100 seconds on a GPU with 16 cores.
 STALLS_LOAD_S, COMPARISON_S = 1.5, 5.0
+# Said before it is known: seconds of a loader alone, of a training beside its timing, and of that
+# what comes afterwards.
+ABOUT_LOAD_S, ABOUT_SET_UP_S, ABOUT_LOOKED_S = 6.0, 6.0, 2.0
+# Of the workers: in each turn batches are thrown away, one before a block, and the block; others
+# in set-up and afterwards.
+TURN_ROUNDS, OTHER_ROUNDS = 3, 3
 MEASURED = ("some", "all", "none")
 OF_FILES = ("folder", "made")  # data that is read from a disk
 SMALL = ("generated", "cifar10")  # data of 3x32x32
@@ -52,7 +59,9 @@ def run_stalls(network: str, workers: str | None, measure: str, values: dict[str
     if loader not in fitting:
         fit = ", ".join(fitting)
         raise UserError(f"--loader {loader} has no workers to compare; choose from {fit}")
-    counts = _counts(workers, options)
+    cores_there = options.cpus or usable_cores()
+    few = f"{cores_there},{max(1, cores_there // 4)},1"
+    counts = sorted(set(parse_numbers(workers or few, "--workers")), reverse=True)
     budget_s = min(STALLS_LOAD_S, options.budget or COMPARISON_S)
     procedure = partial(measure_stalls, workers=counts, measure=measure, load_budget_s=budget_s)
     return run_training(options, procedure, f"stalls-{file_name(network)}")
@@ -75,15 +84,10 @@ def run_loaders(backend: str, workers: str | None, values: dict[str, Any]) -> Do
     size = None if data in SMALL else "3x224x224"
     network = "e2e.data.datasets.own:AnyInput" if own else "cnn-cifar"
     options = _options(network, {**values, "input": values["input"] or size, "recipe": "fp32"})
-    counts = _counts(workers, options)
+    counts = parse_numbers(workers or f"1..{options.cpus or usable_cores()}", "--workers")
     budget_s = options.budget or LOAD_BUDGET_S
     procedure = partial(measure_loaders, names=names, workers=counts, load_budget_s=budget_s)
     return run_training(options, procedure, "loader")
-
-
-def _counts(workers: str | None, options: TrainOptions) -> list[int]:
-    """The numbers of workers; unless they are given, doubled from one to one a core."""
-    return parse_numbers(workers or f"1..{options.cpus or usable_cores()}", "--workers")
 
 
 def _options(network: str, values: dict[str, Any]) -> TrainOptions:
@@ -94,66 +98,76 @@ def _options(network: str, values: dict[str, Any]) -> TrainOptions:
 def measure_stalls(
     job: Session, run: Run, *, workers: Sequence[int], measure: str, load_budget_s: float
 ) -> Run:
-    """Loaders alone, recipes alone, what busy workers cost them, and points of recipe and workers.
+    """Loaders alone, recipes alone, and both together with the most workers, which come first.
 
-    `measure` is one of MEASURED; `load_budget_s` is seconds per loader.
+    Other numbers of workers are predicted; `measure`, one of MEASURED, says if they are measured
+    too. `load_budget_s` is seconds per loader.
     """
-    loader = str(job.options.loader)
-    run = measure_loaders(
-        job, run, names=[loader], workers=workers, load_budget_s=load_budget_s, ends=True
-    )
-    for cases in job.comparisons:
-        plain = _changed(cases, loader="synthetic", workers=0)
-        pinned = _changed(plain, loader="pinned")
-        joint = {count: _changed(plain, loader=loader, workers=count) for count in workers}
-        busy = {
-            count: _changed(plain, loader=loader, workers=count, cached=True)
-            for count in busy_points(workers)
-        }
-        run = job.compare(run, [plain, pinned, *busy.values()])
-        predicted = _predicted(job, run, pinned, busy, joint)
-        run = _with_predictions(job, run, predicted)
-        points = {"none": [], "all": sorted(joint)}.get(measure)
-        if points is None:
-            points = _points(joint, predicted)
-        run = job.compare(run, [joint[count] for count in points])
-        run = _with_predictions(job, run, predicted)
+    name, together = str(job.options.loader), {"none": 0, "some": 1}.get(measure, len(workers))
+    loads: list[LoadCase] = []
+    timed: list[tuple[Cases, Cases, list[Cases]]] = []  # each with its pinned and its fed cases
+    for asked in job.comparisons:
+        pinned = _changed(_compared(job, asked), loader="pinned", workers=0)
+        fed = [_changed(pinned, loader=name, workers=count) for count in workers]
+        timed += [(cases, pinned, fed) for cases in (pinned, *fed[:together])]
+        loads += [load_case(cases[0]) for cases in fed]
+        most = load_case(fed[0][0])
+        if "files" in LOADERS[name].sources and most.data in OF_FILES:
+            read = replace(most, loader="read")
+            loads += [replace(most, cold=True), read, replace(read, cold=True)]
+    job.expect(Stage.LOADING, len(loads))
+    for place, load in enumerate(loads):
+        loads_s = [_load_s(run, one) for one in loads[place:]]
+        job.ahead(*loads_s, *(_comparison_s(job, run, cases) for cases, _, _ in timed))
+        run = job.loaded(run, load, load_budget_s)
+    for place, (cases, pinned, fed) in enumerate(timed):
+        job.ahead(*(_comparison_s(job, run, later) for later, _, _ in timed[place:]))
+        run = _predicted(job, job.compare(run, [cases]), pinned, fed)
     return run
 
 
-def _points(joint: dict[int, Cases], predicted: dict[TrainCase, Predicted]) -> list[int]:
-    """The numbers of workers to measure, of all recipes."""
-    chosen: set[int] = set()
-    for recipe in zip(*joint.values(), strict=True):
-        known = {
-            count: max(prediction.speedup.values(), default=1.0)
-            for count, case in zip(joint, recipe, strict=True)
-            if (prediction := predicted.get(case)) is not None
-        }
-        chosen.update(measured_points(known))
-    return sorted(chosen)
+def _compared(job: Session, cases: Cases) -> Cases:
+    """The recipes asked for; else AMP, and TF32, or FP32 where the device has no TF32."""
+    if job.options.recipe is not None:
+        return cases
+    has_tf32 = any(case.recipe == "tf32" and job.can_run(case) for case in cases)
+    return [case for case in cases if case.recipe != ("fp32" if has_tf32 else "tf32")]
+
+
+def _load_s(run: Run, load: LoadCase) -> float:
+    """About how many seconds a loader alone takes: as with the nearest number of workers."""
+    alike = [one for one in run.of(Loading) if one.case.loader == load.loader and one.first_s]
+    if not alike:
+        return ABOUT_LOAD_S
+    nearest = min(alike, key=lambda one: abs(one.case.workers - load.workers))
+    return 2 * (nearest.first_s or 0.0) + nearest.wall_s
+
+
+def _comparison_s(job: Session, run: Run, cases: Cases) -> float:
+    """About how many seconds a comparison takes: its budget, or a few rounds of the workers."""
+    rounds_s = others_s = 0.0
+    for case in cases:
+        loading = run.find(Loading, load_case(case).key)
+        alone = run.find(Training, replace(case, loader="pinned", workers=0).key)
+        rates = [one.per_s for one in (loading, alone) if one and one.per_s]
+        rounds_s += max(1, case.workers) * case.batch / min(rates) if rates else 0.0
+        others_s += alone.setup_s + ABOUT_LOOKED_S if alone and alone.setup_s else ABOUT_SET_UP_S
+    timed_s = max(job.options.budget or COMPARISON_S, FEWEST_ROUNDS * TURN_ROUNDS * rounds_s)
+    return timed_s + OTHER_ROUNDS * rounds_s + others_s
 
 
 def measure_loaders(
-    job: Session, run: Run, *, names: Sequence[str], workers: Sequence[int], load_budget_s: float,
-    ends: bool = False,
-) -> Run:  # fmt: skip
+    job: Session, run: Run, *, names: Sequence[str], workers: Sequence[int], load_budget_s: float
+) -> Run:
     """Each loader alone with each number of workers, one without processes once; one that cannot
     run here is a result with its reason.
-
-    `ends` adds, for the most workers, cold files and reading without decoding.
     """
     loads: list[LoadCase] = []
     for cases in job.comparisons:
-        case = cases[0]
         for name in names:
+            alone = load_case(replace(cases[0], loader=name))
             counts = workers if LOADERS[name].processes else [0]
-            alone = load_case(replace(case, loader=name))
             loads += [replace(alone, workers=count) for count in counts]
-        last = loads[-1]
-        if ends and "files" in LOADERS[last.loader].sources and case.data in OF_FILES:
-            read = replace(last, loader="read")
-            loads += [replace(last, cold=True), read, replace(read, cold=True)]
     job.expect(Stage.LOADING, len(loads))
     for load in loads:
         run = job.loaded(run, load, load_budget_s)
@@ -165,35 +179,34 @@ def _changed(cases: Cases, **fields: Any) -> Cases:
     return [replace(case, **fields) for case in cases]
 
 
-def _predicted(
-    job: Session, run: Run, pinned: Cases, busy: dict[int, Cases], joint: dict[int, Cases]
-) -> dict[TrainCase, Predicted]:
-    """Predictions of each recipe with each number of workers, where its parts are known."""
-    predictions: dict[TrainCase, Predicted] = {}
+def _predicted(job: Session, run: Run, pinned: Cases, fed: Sequence[Cases]) -> Run:
+    """The run with each recipe predicted with each number of workers, beside its measurement.
+
+    The most workers, which come first, are predicted from the parts alone; the others also from
+    what was measured with those.
+    """
     there = job.options.cpus or cores()
-    for i, case in enumerate(pinned):
-        training = run.find(Training, case.key)
-        if training is None:
-            continue
-        beside = {
-            count: t
-            for count, comparison in busy.items()
-            if (t := run.find(Training, comparison[i].key)) is not None
-        }
-        loadings = {
-            count: loading
-            for count, comparison in joint.items()
-            if (loading := run.find(Loading, load_case(comparison[i]).key)) is not None
-        }
-        alone = Alone(training, beside, _host_s(training, job.kind, there), loadings)
-        for count, loading in loadings.items():
-            together = predict_together(alone, loading, there)
+    predictions: dict[TrainCase, Predicted] = {}
+    for place, case in enumerate(pinned):
+        alone, known = run.find(Training, case.key), None
+        for cases in fed:
+            loading = run.find(Loading, load_case(cases[place]).key)
+            if alone is None or loading is None:
+                continue
+            host_s = _host_s(alone, job.kind, there)
+            together = predict_together(alone, loading, host_s, there, known)
             if together is not None:
-                predictions[joint[count][i]] = together
-    return {
-        case: replace(prediction, speedup=_speedups(case, predictions))
-        for case, prediction in predictions.items()
-    }
+                predictions[cases[place]] = together
+            if cases is fed[0] and (training := run.find(Training, cases[place].key)):
+                known = Fed(training, loading)
+    trainings: list[Training] = []
+    for case, predicted in predictions.items():
+        predicted = replace(predicted, speedup=_speedups(case, predictions))
+        units = job.network.units_per_sample * case.batch * case.accumulate
+        blank = Training(case, PREDICTED, unit=job.network.unit, step_units=units)
+        training = run.find(Training, case.key) or blank
+        trainings.append(replace(training, predicted=predicted.beside(training.step_s)))
+    return job.saved(run, *trainings, whole=False)
 
 
 def _host_s(training: Training, kind: str, there: int) -> float:
@@ -210,14 +223,3 @@ def _speedups(case: TrainCase, predicted: dict[TrainCase, Predicted]) -> dict[st
     alike = [other for other in predicted if other.workers == case.workers]
     bases = baselines(case, alike).items()
     return {name: predicted[base].step_s / predicted[case].step_s for name, base in bases}
-
-
-def _with_predictions(job: Session, run: Run, predictions: dict[TrainCase, Predicted]) -> Run:
-    """The run with each prediction, beside its measurement where there is one."""
-    network, trainings = job.network, list[Training]()
-    for case, predicted in predictions.items():
-        units = network.units_per_sample * case.batch * case.accumulate
-        known = run.find(Training, case.key)
-        training = known or Training(case, PREDICTED, unit=network.unit, step_units=units)
-        trainings.append(replace(training, predicted=predicted.beside(training.step_s)))
-    return job.saved(run, *trainings, whole=False)

@@ -12,7 +12,7 @@ import torch
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.reading import Read, cold_missing
-from e2e.data.types import Data, Files, Loader, LoadSpec, Source
+from e2e.data.types import PREFETCH, Data, Files, Loader, LoadSpec, Source
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
@@ -111,7 +111,8 @@ def _measured(loader: Loader, case: LoadCase, device: torch.device, budget_s: fl
     began_s = time.perf_counter()
     load(1)
     loading = Loading(case, "ok", first_s=time.perf_counter() - began_s)
-    load(loader.queue_depth)
+    # The rest of the first round: a worker whose batches are taken at once has no second one ready.
+    load(loader.queue_depth // PREFETCH)
     until_s = time.perf_counter() + budget_s
     while not _enough(loading, time.perf_counter() > until_s):
         loading = replace(loading, blocks=(*loading.blocks, block()))

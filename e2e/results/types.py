@@ -55,7 +55,7 @@ class StepTimes(Sampled):
     `busy_s` is the time in which a kernel ran, by the profiler; `host_s` what the host needs to
     launch a step on an idle GPU, `launches` its kernels and copies. Of cases that load data:
     `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch,
-    `loaded_per_s` the samples per second of a loader whose batches were discarded meanwhile.
+    in older files `loaded_per_s` the samples per second of a loader whose batches were discarded.
     `host_pace` is the host's slowdown in between, a ratio (`e2e.training.host_speed`).
 
     Of several `processes` the blocks stand one after another, `median_s` is the geometric mean of

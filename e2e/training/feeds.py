@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +15,8 @@ from torch import Tensor
 
 from e2e.case import TrainCase
 from e2e.data.loaders.cpus import cpu_seconds
-from e2e.data.loaders.device_copy import Contended
 from e2e.data.types import Data, Loader, LoadSpec
 from e2e.results.loader_types import LoadCase, load_case
-from e2e.training.step_timer import WaitStats
 
 READY_S = 0.02  # a batch that takes longer to come was not ready
 # Workers that took less than this share of a core for so long rest; they are waited for no longer
@@ -31,9 +29,7 @@ def loader_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> L
 
     UserError for a loader that does not fit the data or the device.
     """
-    spec = LoadSpec(case.batch, device, seed, case.loader, case.workers, case.cold)
-    loader = data.load(spec)
-    return Contended(data.load(replace(spec, loader="pinned")), loader) if case.cached else loader
+    return data.load(LoadSpec(case.batch, device, seed, case.loader, case.workers, case.cold))
 
 
 class TimedFeed(Loader):
@@ -41,25 +37,14 @@ class TimedFeed(Loader):
 
     def __init__(self, loader: Loader, close: Callable[[], None]) -> None:
         self._loader, self._close = loader, close
-        self._busy = loader if isinstance(loader, Contended) else None
-        self._waited_s = 0.0
+        self.waited_s = 0.0  # so far
         self._closed = False
-
-    @property
-    def wait_stats(self) -> WaitStats:
-        """Seconds waited so far, and when discarded batches came."""
-        return WaitStats(self._waited_s, self._busy.arrivals_s if self._busy else ())
-
-    def start(self) -> None:
-        """Start the loader whose batches are discarded, if the case has one."""
-        if self._busy and not self._busy.arrivals_s:  # another variant may have
-            self._busy.start()
 
     def __next__(self) -> Any:
         """The next batch; seconds of waiting for it are counted. UserError as of `Loader`."""
         start_s = time.perf_counter()
         batch = next(self._loader)
-        self._waited_s += time.perf_counter() - start_s
+        self.waited_s += time.perf_counter() - start_s
         return batch
 
     def to_device(self, batch: Any, channels_last: bool = False) -> tuple[Tensor, Tensor]:
@@ -77,10 +62,9 @@ class TimedFeed(Loader):
     def wait_until_full(self) -> None:
         """Wait until the workers idle, at most MAX_REFILL_S seconds: their batches are ready.
 
-        Judged by CPU time: workers that wait for a disk look idle. Workers whose batches are
-        discarded never idle, and are not waited for.
+        Judged by CPU time: workers that wait for a disk look idle.
         """
-        if self._busy is not None or not self._loader.pids:
+        if not self._loader.pids:
             return
         until_s = time.perf_counter() + MAX_REFILL_S
         took_s = RESTING_S
@@ -107,11 +91,11 @@ class Feeds:
 
     def __init__(self, data: Data, device: torch.device, seed: int) -> None:
         self._data, self._device, self._seed = data, device, seed
-        self._shared: dict[tuple[LoadCase, bool], _Shared] = {}  # by how they load
+        self._shared: dict[LoadCase, _Shared] = {}  # by how they load
 
     def open(self, case: TrainCase) -> TimedFeed:
         """A feed for a variant. UserError for a loader that does not fit the data or the device."""
-        way = (load_case(case), case.cached)
+        way = load_case(case)
         shared = self._shared.get(way) if case.loads_data else None
         if shared is None:
             shared = _Shared(loader_of(self._data, case, self._device, self._seed))

@@ -10,7 +10,7 @@ from microbench.results.merging import joined, running_mean
 from microbench.results.types import ProcessTime
 from microbench.timing.timers import EVENT_TICK_S
 
-MEANS = ("busy_s", "host_s", "wait_s", "unfed_s", "loaded_per_s", "host_pace")  # of StepTimes
+MEANS = ("busy_s", "host_s", "wait_s", "unfed_s", "host_pace")  # of StepTimes
 
 
 def timed_by(training: Training) -> int:

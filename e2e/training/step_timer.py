@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,33 +29,20 @@ HOST_STEPS = 7
 PHASE_STEPS = 8
 PROFILE_STEPS = 5
 RUN_AHEAD = 2
-ROUNDS = 3  # of the workers, in a block that is long enough to tell how long each takes
-
-
-class WaitStats(NamedTuple):
-    """What feeds noted so far: seconds waited for data, and when each discarded batch came.
-
-    `arrivals_s` are seconds by the monotonic clock.
-    """
-
-    waited_s: float
-    arrivals_s: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
 class StepBlock(Block):
     """A block of steps, in seconds; see `e2e.results.types.StepTimes` for the three kinds of time.
 
-    `waited_s` is how long the host waited for data in those steps, `arrivals_s` when discarded
-    batches came meanwhile; only `BurstTimer` notes both. `ranks_s` are the medians of all ranks, if
-    there are several: the block is that of the slowest.
+    `waited_s` is how long the host waited for data in those steps; only `BurstTimer` notes it.
+    `ranks_s` are the medians of all ranks, if there are several: the block is that of the slowest.
     """
 
     wall_times_s: tuple[float, ...] = ()
     wall_s: float = 0.0
     wall_steps: int = 0
     waited_s: float = 0.0
-    arrivals_s: tuple[float, ...] = ()
     ranks_s: tuple[float, ...] = ()
 
 
@@ -136,36 +123,30 @@ class BurstTimer:
     A block has a multiple of `workers` steps and one sample, their mean. Whole rounds of the
     workers run before it too: where batches have been discarded, the first round waits for all of
     them. The host stays at most RUN_AHEAD steps ahead, as in a training that reads its loss now and
-    then; else it would fetch all batches of a block at once and hold them in memory. `wait_stats`
-    returns the waiting so far.
+    then; else it would fetch all batches of a block at once and hold them in memory. `waited_s`
+    returns the seconds waited for data so far.
     """
 
-    def __init__(self, timer: StepTimer, workers: int, wait_stats: Callable[[], WaitStats]) -> None:
-        self._timer, self._workers, self._wait_stats = timer, max(1, workers), wait_stats
+    def __init__(self, timer: StepTimer, workers: int, waited_s: Callable[[], float]) -> None:
+        self._timer, self._workers, self._waited_s = timer, max(1, workers), waited_s
         self._paced = isinstance(timer, CudaSteps)
         self.resolution_s, self.lead_steps = timer.resolution_s, timer.lead_steps
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
         """Time at least `samples` consecutive steps. Raises what fetching a batch raises."""
         steps, held_back = self._whole_rounds(samples), self._held_back(launch)
-        launched, waited_s, came = 0, 0.0, 0
+        launched, before_s = 0, 0.0
 
         def noted() -> object:
-            nonlocal launched, waited_s, came
+            nonlocal launched, before_s
             if launched == self._timer.lead_steps:
-                before = self._wait_stats()
-                waited_s, came = before.waited_s, len(before.arrivals_s)
+                before_s = self._waited_s()
             launched += 1
             return held_back()
 
         block = self._timer.block(noted, steps)
-        after = self._wait_stats()  # it goes on with the same list
-        return replace(
-            block,
-            times_s=(fmean(block.times_s),),
-            waited_s=after.waited_s - waited_s,
-            arrivals_s=tuple(after.arrivals_s[came:]),
-        )
+        waited_s = self._waited_s() - before_s
+        return replace(block, times_s=(fmean(block.times_s),), waited_s=waited_s)
 
     def run(self, launch: Launch, times: int) -> None:
         """Run at least so many steps untimed."""
@@ -242,25 +223,6 @@ def busy_in(
 def _busy_s(kernels: Sequence[KernelTime], exchange_s: float) -> float:
     computing_s = union_s([kernel for kernel in kernels if not is_communication(kernel.name)])
     return computing_s + min(union_s(kernels) - computing_s, exchange_s)
-
-
-def batches_per_s(blocks: Sequence[tuple[float, Sequence[float]]], workers: int) -> float | None:
-    """Batches per second over blocks of (wall seconds, times at which batches came); None for none.
-
-    Workers finish batches in bursts, so a count per block is off by up to a burst. The time between
-    two batches of the same worker does not depend on where the block begins; blocks too short for
-    that, which would show fast workers only, are counted instead.
-    """
-    each = max(1, workers)
-    if any(len(arrivals_s) <= ROUNDS * each for _, arrivals_s in blocks):
-        came = sum(len(arrivals_s) for _, arrivals_s in blocks)
-        return came / math.fsum(wall_s for wall_s, _ in blocks) if came else None
-    batches, seconds = 0, 0.0
-    for _, arrivals_s in blocks:
-        apart = each * ((len(arrivals_s) - 1) // each)  # whole rounds of the workers
-        batches += apart
-        seconds += fmean(b - a for a, b in zip(arrivals_s, arrivals_s[apart:], strict=False))
-    return batches / seconds if seconds > 0 else None
 
 
 def union_s(kernels: Sequence[KernelTime]) -> float:

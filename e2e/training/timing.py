@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from e2e.training.host_speed import SpeedByTurn
 from e2e.training.launch import RanksLost
 from e2e.training.ranks import MEET_S, Ranks
-from e2e.training.step_timer import BurstTimer, StepBlock, StepTimer, WaitStats
+from e2e.training.step_timer import BurstTimer, StepBlock, StepTimer
 from e2e.training.variant import LOCAL, TimedPart, Variant
 from microbench import fmt
 from microbench.errors import UserError
@@ -74,8 +74,6 @@ def time_interleaved(
         variant.skipped_before = variant.trainer.skipped_steps
         for part in variant.parts:
             part.blocks.clear()
-        with blaming(variant, ranks):
-            _start_loading(variant, timer, ranks)
     sampler = _Sampler(variants, budget_s, timer, ranks, watch)
     began_s = time.perf_counter()
     sampler.settle()
@@ -101,18 +99,6 @@ def blaming(variant: Variant, ranks: Ranks) -> Generator[None]:
         raise VariantFailed(variant) from error
 
 
-def _start_loading(variant: Variant, timer: StepTimer, ranks: Ranks) -> None:
-    """Start a loader whose batches are discarded; steps beside it take longer."""
-    if not variant.training.case.cached:
-        return
-    variant.trainer.set_backend_flags()
-    variant.feed.start()
-    began_s = time.perf_counter()
-    timer.run(variant.step, SETTLED_STEPS)
-    took_s = time.perf_counter() - began_s
-    variant.parts[0].estimate_s = ranks.slowest(took_s / SETTLED_STEPS)
-
-
 class _Sampler:
     """The turns of one comparison's parts. All that depends on a clock is as rank 0 has it."""
 
@@ -126,6 +112,9 @@ class _Sampler:
         self._timer = _timer_of_bursts(variants, timer)
         cuda = ranks.device.type == "cuda"
         self._plan = _plan(variants, budget_s / len(self._order), cuda=cuda)
+        # Fed steps come in whole rounds of the workers: one before a block is enough, and seen.
+        fed = any(variant.training.case.loads_data for variant in variants)
+        self._watched = 1.0 if fed else WATCHED_SHARE
         self._last: tuple[Variant, TimedPart] | None = None
         # Another order in each comparison: what a start or a swing of the clock does to a turn
         # would else fall to the same variant every time.
@@ -145,9 +134,9 @@ class _Sampler:
         for variant, part in self._order:
             self._begin(variant, part, number)
             with blaming(variant, self._ranks):
-                self._warm(part, (1 - WATCHED_SHARE) * self._plan.warm_s)
+                self._warm(part, (1 - self._watched) * self._plan.warm_s)
                 with self._watch.during(part.key):
-                    self._warm(part, WATCHED_SHARE * self._plan.warm_s)
+                    self._warm(part, self._watched * self._plan.warm_s)
                     part.blocks.append(self._block(part))
 
     def enough(self, rounds: int, spent_s: float) -> bool:
@@ -214,12 +203,8 @@ def _timer_of_bursts(variants: Sequence[Variant], timer: StepTimer) -> StepTimer
     if not any(case.loads_data or case.loader == "pinned" for case in cases):
         return timer
 
-    def wait_stats() -> WaitStats:
-        parts = [variant.feed.wait_stats for variant in variants]
-        arrivals_s = max((part.arrivals_s for part in parts), key=len)  # variants share a loader
-        return WaitStats(sum(part.waited_s for part in parts), arrivals_s)
-
-    return BurstTimer(timer, max(case.workers for case in cases), wait_stats)
+    workers = max(case.workers for case in cases)
+    return BurstTimer(timer, workers, lambda: sum(v.feed.waited_s for v in variants))
 
 
 def _plan(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> SamplingPlan:
@@ -231,11 +216,10 @@ def _plan(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> Sampling
         turn_s = min(TURN_S, part_s / ROUNDS)
         warm_s = WARM_SHARE * turn_s
         return SamplingPlan(TURN_S, warm_s, turn_s - warm_s, least=3, most=400)
-    # At most LOADER_TURN_S, with some bursts in each turn; beside discarded batches as long as
-    # possible. `BurstTimer` adds what makes a round of the workers whole.
+    # At most LOADER_TURN_S, with some bursts in each turn. `BurstTimer` adds what makes a round of
+    # the workers whole.
     burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
-    cached = any(case.cached for case, _ in cases)
-    wanted_s = LOADER_TURN_S if cached else max(part_s / ROUNDS, LOADER_BURSTS * burst_s)
+    wanted_s = max(part_s / ROUNDS, LOADER_BURSTS * burst_s)
     turn_s = min(LOADER_TURN_S, part_s / FEWEST_ROUNDS, wanted_s)
     warm_s = LOADER_WARM_SHARE * turn_s
     return SamplingPlan(TURN_S, warm_s, turn_s - warm_s, least=1, most=400)

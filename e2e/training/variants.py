@@ -18,7 +18,7 @@ import torch
 from e2e.case import TrainCase
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import LOADERS
-from e2e.data.types import Data, LoadSpec
+from e2e.data.types import PREFETCH, Data, LoadSpec
 from e2e.networks.network import Network, model_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.exchange import Exchange
@@ -42,7 +42,6 @@ from e2e.training.step_timer import (
     CpuSteps,
     CudaSteps,
     StepTimer,
-    batches_per_s,
     busy_time,
     host_time,
     time_phases,
@@ -383,11 +382,14 @@ class Variants:
     def _look_s(self, variant: Variant) -> float:
         """About how long closer looks at a variant take."""
         each_s = median(variant.blocks[-1].times_s)
+        refill_s = PREFETCH * variant.training.case.workers * each_s
         if not self.cuda:
-            return CPU_PHASE_STEPS * each_s
+            return CPU_PHASE_STEPS * each_s + refill_s
         looks = (PHASE_STEPS, PROFILE_STEPS, HOST_STEPS)
-        return PROFILER_S + sum(
-            max(FEWEST_LOOKED_AT * each_s, min(LOOK_S, steps * each_s)) for steps in looks
+        return (
+            PROFILER_S
+            + refill_s
+            + sum(max(FEWEST_LOOKED_AT * each_s, min(LOOK_S, steps * each_s)) for steps in looks)
         )
 
     def _dropped(self, failure: VariantFailed) -> Training:
@@ -413,14 +415,7 @@ class Variants:
             host_pace=host_pace,
         )
         if case.loads_data:
-            # Of the time from the first timed launch on, as what came is counted.
-            came = [(sum(block.wall_times_s), block.arrivals_s) for block in blocks]
-            came_per_s = batches_per_s(came, case.workers)
-            steps = replace(
-                steps,
-                wait_s=sum(block.waited_s for block in blocks) / wall_steps,
-                loaded_per_s=came_per_s * case.batch if came_per_s else None,
-            )
+            steps = replace(steps, wait_s=sum(block.waited_s for block in blocks) / wall_steps)
         clocks = [block.sm_clock_mhz for block in blocks if block.sm_clock_mhz]
         seen = self._telemetry.summary(variant.key)
         busy = seen.utilization_pct
@@ -464,7 +459,7 @@ class Variants:
         count = max(CPU_PHASE_STEPS, min(count, fit))
         phases = time_phases(lambda clock: trainer.step(variant.feed, clock), self.cuda, count)
         step = variant.step_alone()
-        if training.case.loads_data and not training.case.cached:
+        if training.case.loads_data:
             variant.feed.wait_until_full()  # busy workers slow the measurement
             steps = replace(steps, unfed_s=median(self._timer.block(step, count).times_s))
         if self.cuda:

@@ -254,6 +254,23 @@ def test_a_prediction_of_many_is_announced_after_the_first() -> None:
         left.done()
 
 
+def test_a_command_that_knows_how_long_its_results_take_says_so_from_a_third_on() -> None:
+    now_s = 0.0
+    left = TimeLeft(lambda: now_s)
+    for began_s, rest_s, after_s in ((0.0, 30.0, 70.0), (32.0, 50.0, 22.0), (80.0, 20.0, 0.0)):
+        now_s = began_s
+        left.ends_in(rest_s, after_s)
+        for stage in (Stage.SETTING_UP, Stage.TIMING):
+            left.begin(Begun(stage, [variant("fp32", 1.0).case], budget_s=5.0))
+            for now_s in (began_s + 2.0, began_s + 10.0):
+                expected = began_s + rest_s + after_s - now_s if now_s > 34.0 else None
+                assert left.seconds() == (None if expected is None else pytest.approx(expected))
+        left.done()
+    now_s = 88.0
+    left.ends_in(3.0)
+    assert left.seconds() == pytest.approx(3.0), "what is under way knows better"
+
+
 # ---------------------------------------------------------------- networks that crash or hang
 
 

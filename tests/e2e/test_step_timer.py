@@ -27,8 +27,6 @@ from e2e.training.step_timer import (
     CpuSteps,
     PhaseClock,
     StepBlock,
-    WaitStats,
-    batches_per_s,
     busy_in,
     time_phases,
     union_s,
@@ -125,61 +123,31 @@ class Led(CpuSteps):
 
 
 class Loader:
-    """Waits a second more for each batch than for the one before; batches are noted as come."""
+    """Waits a second more for each batch than for the one before."""
 
     def __init__(self) -> None:
-        self.steps, self.waited_s, self.arrivals_s = 0, 0.0, list[float]()
+        self.steps, self.waited_s = 0, 0.0
 
     def step(self) -> None:
         self.steps += 1
         self.waited_s += self.steps
-        self.arrivals_s.append(float(self.steps))
-
-    def wait_stats(self) -> WaitStats:
-        return WaitStats(self.waited_s, self.arrivals_s)
 
 
 @given(st.sampled_from([CpuSteps(), Led()]), st.integers(1, 8), st.integers(1, 20))
 def test_blocks_have_equal_steps_of_workers(timer: CpuSteps, workers: int, samples: int) -> None:
     loader = Loader()
-    bursts = BurstTimer(timer, workers, loader.wait_stats)
+    bursts = BurstTimer(timer, workers, lambda: loader.waited_s)
     block = bursts.block(loader.step, samples)
     steps = loader.steps - timer.lead_steps
     assert steps % workers == 0
     assert samples <= steps < samples + workers
     timed = range(1 + timer.lead_steps, loader.steps + 1)
-    assert (block.waited_s, block.arrivals_s) == (sum(timed), tuple(map(float, timed)))
+    assert block.waited_s == sum(timed)
     assert (block.wall_steps, len(block.times_s)) == (steps, 1)
     assert steps * block.times_s[0] == pytest.approx(block.wall_s)
     before = loader.steps
     bursts.run(loader.step, samples)
     assert loader.steps - before == steps, "whole rounds before a block too"
-
-
-@given(
-    st.integers(1, 16),
-    st.floats(0.01, 1),
-    st.lists(st.integers(0, 120), min_size=1, max_size=5),
-    st.data(),
-)
-def test_bursts_of_workers_are_counted_by_whole_rounds(
-    workers: int, each_s: float, sizes: list[int], data: st.DataObject
-) -> None:
-    """Whoever looks in the middle of a burst must see the same rate as at its end."""
-    late = data.draw(st.lists(st.floats(0, 0.9), min_size=workers, max_size=workers))
-    late.sort()  # each worker's place in the burst
-    came = [each_s * (k // workers + late[k % workers]) for k in range(sum(sizes) + workers)]
-    blocks, at = [], data.draw(st.integers(0, workers - 1))
-    for size in sizes:
-        blocks.append((1.0 + size, came[at : at + size]))
-        at += size
-    found = batches_per_s(blocks, workers)
-    if not sum(sizes):
-        assert found is None
-    elif min(sizes) <= 3 * workers:  # too short to tell: counted
-        assert found == pytest.approx(sum(sizes) / (sum(sizes) + len(sizes)))
-    else:
-        assert found == pytest.approx(workers / each_s)
 
 
 # ---------------------------------------------------------------- phases

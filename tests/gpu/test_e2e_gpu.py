@@ -36,7 +36,7 @@ from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Training
 from e2e.training.feeds import TimedFeed
 from e2e.training.once import train_once
-from e2e.training.step_timer import BurstTimer, CudaSteps, WaitStats, busy_time, host_time
+from e2e.training.step_timer import BurstTimer, CudaSteps, busy_time, host_time
 from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer, set_tf32
 from e2e.training.variant import Variant
 from e2e.training.variants import Task, Variants
@@ -186,7 +186,7 @@ def test_the_wall_clock_of_a_block_is_without_its_first_step() -> None:
 
     timer.run(step, 3)
     naps_s = [0.2] + [0.0] * 8
-    block = BurstTimer(timer, 4, lambda: WaitStats(0.0)).block(step, 8)
+    block = BurstTimer(timer, 4, lambda: 0.0).block(step, 8)
     assert block.wall_steps == 8
     assert block.wall_s == pytest.approx(8 * block.times_s[0], rel=0.05)
 

@@ -1,21 +1,11 @@
-"""Copies batches to the device: a loader's, or at each step one that is always the same.
-
-The latter is the cost of the copy: alone, or while a loader runs whose batches are discarded.
-"""
+"""Copies batches to the device: a loader's, or at each step one that is always the same."""
 
 from __future__ import annotations
-
-import threading
-import time
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from e2e.data.types import IMAGENET, Loader, Normal, laid_out
-
-LAST_BATCH_S = 10.0  # at most that closing waits for a batch
-NOTICED_S = 10.0  # at most until a thread that waits for workers knows that they were ended
 
 
 class Placer:
@@ -81,64 +71,3 @@ class PinnedBatch(Loader):
             return self._placer(*self._batch, channels_last=channels_last)
         copied = self._placer.copied(*self._batch)
         return copied[0], copied[-1]  # tokens are their own targets
-
-
-class Contended(Loader):
-    """A pinned batch, beside a loader whose batches are discarded.
-
-    From `start` on, a thread takes the batches of `busy` as fast as they come and discards them;
-    `arrivals_s` are their times, in seconds by the monotonic clock.
-    """
-
-    def __init__(self, pinned: Loader, busy: Loader) -> None:
-        self._pinned, self._busy = pinned, busy
-        self._ending = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
-        self.arrivals_s: list[float] = []
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The ids of the workers so far."""
-        return self._busy.pids
-
-    def start(self) -> None:
-        """Wait for the first batch of `busy`, then start the thread for the others; only once.
-
-        Workers are forked meanwhile, so call it from the training thread: a lock that this thread
-        held during a fork from another thread would stay locked in the workers. Raises what
-        loading raises.
-        """
-        if self._thread.ident is not None:
-            return
-        self._discard_one()
-        self._thread.start()
-
-    def __next__(self) -> None:
-        """Return at once. Raises what loading the discarded batches raised."""
-        if self._error is not None:
-            raise self._error
-
-    def to_device(self, batch: Any, channels_last: bool = False) -> tuple[Tensor, Tensor]:
-        """The pinned batch on the device."""
-        return self._pinned.to_device(batch, channels_last)
-
-    def close(self) -> None:
-        """End the thread and the loader, after at most LAST_BATCH_S for a pending batch."""
-        self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join(LAST_BATCH_S)
-        self._busy.close()
-        if self._thread.ident is not None:
-            self._thread.join(NOTICED_S)
-
-    def _drain(self) -> None:
-        try:
-            while not self._ending.is_set():
-                self._discard_one()
-        except Exception as error:
-            self._error = error
-
-    def _discard_one(self) -> None:
-        next(self._busy)
-        self.arrivals_s.append(time.perf_counter())
