@@ -52,7 +52,7 @@ A100 = ("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)  # the rules choose
 Item = tuple[str, str]  # name, text
 
 CHOSEN = """cpu/gemm-fp16 h200/studies/resnet-precisions/runs/table
-h200/linear-torchao h200/gemm-grouped
+h200/attention h200/linear-torchao h200/gemm-grouped
 h200/cifar-vgg16 h200/conv-fp16 h200/diagnose/mlp_small
 h200/diagnose/prove-syncs h200/diagnose/public/accelerate h200/diagnose-scenarios h200/fleet
 h200/gemm-fp16 h200/layers-resnet50 h200/ledger-resnet50 h200/loaders h200/gemm-triton
