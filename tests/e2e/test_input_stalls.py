@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from samples.kernel_runs import shown
 
 from e2e.case import TrainCase
+from e2e.commands.stalls import measure_stalls
 from e2e.input_stalls import Fed, predict_together
 from e2e.report.loading import Gain, loader_sweeps
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
@@ -147,6 +150,86 @@ def test_training_and_loading_share_the_cores_and_what_is_unknown_is_not_predict
     assert predict_together(training(1.0), skipped, 0.0, MANY) is None
     for known in (Fed(failed, loading(0.5)), Fed(training(9.0), skipped)):
         assert predict(training(1.0), loading(0.5), known=known).step_s == pytest.approx(1.0)
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+STEPS = {"fp32": 0.26, "tf32": 0.08, "amp": 0.04}
+COST_S = 0.01  # of a step, for training and loading beside each other
+
+
+class Machine:
+    """In the place of a session: workers load 200 img/s each, and all that is done is noted."""
+
+    kind = "cuda"
+    network = SimpleNamespace(units_per_sample=1, unit="img")
+
+    def __init__(self, recipe: str | None, *, tf32: bool) -> None:
+        names = recipe.split(",") if recipe else STEPS
+        self.options = SimpleNamespace(recipe=recipe, loader="torchvision", cpus=16, budget=5.0)
+        self.comparisons = [[training(1.0, name).case for name in names]]
+        self.tf32, self.done, self.left = tf32, list[str](), list[int]()
+
+    def can_run(self, case: TrainCase) -> bool:
+        return self.tf32 or case.recipe != "tf32"
+
+    def expect(self, kind: str, more: int) -> None:
+        pass
+
+    def ahead(self, *seconds: float) -> None:
+        assert min(seconds) > 0
+        self.left.append(len(seconds))
+
+    def loaded(self, run: Run, load: LoadCase, budget_s: float) -> Run:
+        self.done.append(f"{load.loader} {load.workers}{' cold' * load.cold}")
+        settings = {"loader": load.loader, "cold": load.cold}
+        return run.with_other(loading(BATCH / (200 * load.workers), load.workers, **settings))
+
+    def compare(self, run: Run, comparisons: list[list[TrainCase]]) -> Run:
+        for case in (case for cases in comparisons for case in cases):
+            self.done.append(f"{case.recipe} {case.loader} {case.workers}")
+            step_s = STEPS[case.recipe]
+            if case.workers:
+                step_s = max(step_s, BATCH / (200 * case.workers)) + COST_S
+            before = run.find(Training, case.key)
+            timed = training(step_s, case.recipe, loader=case.loader, workers=case.workers)
+            run = run.with_other(replace(timed, predicted=before and before.predicted))
+        return run
+
+    def saved(self, run: Run, *results: Training, whole: bool) -> Run:
+        for result in results:
+            run = run.with_other(result)
+        return run
+
+
+@pytest.mark.parametrize(
+    ("measure", "recipe", "tf32", "recipes", "together"),
+    [("some", None, True, ["tf32", "amp"], [16]), ("none", None, False, ["fp32", "amp"], []),
+     ("all", "fp32,tf32", True, ["fp32", "tf32"], [16, 4, 1])],
+)  # fmt: skip
+def test_the_most_workers_are_measured_and_say_what_others_cost(
+    measure: str, recipe: str | None, tf32: bool, recipes: list[str], together: list[int]
+) -> None:
+    machine: Any = Machine(recipe, tf32=tf32)
+    run = Run(("stalls",), "now", {}, {})
+    run = measure_stalls(machine, run, workers=[16, 4, 1], measure=measure, load_budget_s=1.0)
+    loaders = [*(f"torchvision {count}" for count in (16, 4, 1)),
+               "torchvision 16 cold", "read 16", "read 16 cold"]  # fmt: skip
+    timed = ["pinned 0", *(f"torchvision {count}" for count in together)]
+    assert machine.done == [*loaders, *(f"{name} {one}" for one in timed for name in recipes)]
+    count = len(loaders) + len(timed)
+    assert machine.left == list(range(count, 0, -1)), "it says how long each takes"
+    for one in (t for t in run.of(Training) if t.case.loads_data):
+        step_s, load_s = STEPS[one.case.recipe], BATCH / (200 * one.case.workers)
+        assert one.predicted
+        bases = {"fp32", "tf32"} & {*recipes} - {one.case.recipe}
+        assert one.predicted.speedup.keys() == bases
+        if one.case.workers == 16 or not together:  # not from what it is held against
+            assert one.predicted.step_s == pytest.approx(max(step_s, load_s))
+            continue
+        work = one.case.workers * min(load_s, step_s) / (16 * min(BATCH / 3200, step_s))
+        assert one.predicted.step_s == pytest.approx(max(step_s, load_s) + work * COST_S)
 
 
 def test_a_gain_that_may_be_chance_does_not_pay() -> None:
