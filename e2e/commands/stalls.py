@@ -35,9 +35,9 @@ STALLS_LOAD_S, COMPARISON_S = 1.5, 5.0
 # Said before it is known: seconds of a loader alone, of a training beside its timing, and of that
 # what comes afterwards.
 ABOUT_LOAD_S, ABOUT_SET_UP_S, ABOUT_LOOKED_S = 6.0, 6.0, 2.0
-# Of the workers: in each turn batches are thrown away, one before a block, and the block; others
-# in set-up and afterwards.
-TURN_ROUNDS, OTHER_ROUNDS = 3, 3
+# Of the workers: in each turn some batches are thrown away, a GPU warms up, and a block is timed;
+# others are in set-up and afterwards.
+TURN_ROUNDS, OTHER_ROUNDS = {"cpu": 2, "cuda": 3}, 3
 MEASURED = ("some", "all", "none")
 OF_FILES = ("folder", "made")  # data that is read from a disk
 SMALL = ("generated", "cifar10")  # data of 3x32x32
@@ -152,7 +152,9 @@ def _comparison_s(job: Session, run: Run, cases: Cases) -> float:
         rates = [one.per_s for one in (loading, alone) if one and one.per_s]
         rounds_s += max(1, case.workers) * case.batch / min(rates) if rates else 0.0
         others_s += alone.setup_s + ABOUT_LOOKED_S if alone and alone.setup_s else ABOUT_SET_UP_S
-    timed_s = max(job.options.budget or COMPARISON_S, FEWEST_ROUNDS * TURN_ROUNDS * rounds_s)
+    timed_s = max(
+        job.options.budget or COMPARISON_S, FEWEST_ROUNDS * TURN_ROUNDS[job.kind] * rounds_s
+    )
     return timed_s + OTHER_ROUNDS * rounds_s + others_s
 
 
