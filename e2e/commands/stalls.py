@@ -35,9 +35,6 @@ STALLS_LOAD_S, COMPARISON_S = 1.5, 5.0
 # Said before it is known: seconds of a loader alone, of a training beside its timing, and of that
 # what comes afterwards.
 ABOUT_LOAD_S, ABOUT_SET_UP_S, ABOUT_LOOKED_S = 6.0, 6.0, 2.0
-# Of the workers: in each turn some batches are thrown away, a GPU warms up, and a block is timed;
-# others are in set-up and afterwards.
-TURN_ROUNDS, OTHER_ROUNDS = {"cpu": 2, "cuda": 3}, 3
 MEASURED = ("some", "all", "none")
 OF_FILES = ("folder", "made")  # data that is read from a disk
 SMALL = ("generated", "cifar10")  # data of 3x32x32
@@ -144,18 +141,22 @@ def _load_s(run: Run, load: LoadCase) -> float:
 
 
 def _comparison_s(job: Session, run: Run, cases: Cases) -> float:
-    """About how many seconds a comparison takes: its budget, or a few rounds of the workers."""
-    rounds_s = others_s = 0.0
+    """About how many seconds a comparison takes: its budget, or a few rounds of the workers.
+
+    In a turn one is timed, and on a GPU one goes before. Where training waits for data, about one
+    is thrown away before, and two come afterwards, until the workers rest.
+    """
+    turns_s = others_s = 0.0
     for case in cases:
         loading = run.find(Loading, load_case(case).key)
         alone = run.find(Training, replace(case, loader="pinned", workers=0).key)
         rates = [one.per_s for one in (loading, alone) if one and one.per_s]
-        rounds_s += max(1, case.workers) * case.batch / min(rates) if rates else 0.0
-        others_s += alone.setup_s + ABOUT_LOOKED_S if alone and alone.setup_s else ABOUT_SET_UP_S
-    timed_s = max(
-        job.options.budget or COMPARISON_S, FEWEST_ROUNDS * TURN_ROUNDS[job.kind] * rounds_s
-    )
-    return timed_s + OTHER_ROUNDS * rounds_s + others_s
+        round_s = max(1, case.workers) * case.batch / min(rates) if rates else 0.0
+        waits = not (alone and alone.per_s and alone.per_s <= min(rates))
+        turns_s += FEWEST_ROUNDS * (1 + (job.kind == "cuda") + waits) * round_s
+        set_up_s = alone.setup_s + ABOUT_LOOKED_S if alone and alone.setup_s else ABOUT_SET_UP_S
+        others_s += (1 + 2 * waits) * round_s + set_up_s
+    return max(job.options.budget or COMPARISON_S, turns_s) + others_s
 
 
 def measure_loaders(

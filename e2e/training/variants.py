@@ -382,7 +382,7 @@ class Variants:
     def _look_s(self, variant: Variant) -> float:
         """About how long closer looks at a variant take."""
         each_s = median(variant.blocks[-1].times_s)
-        refill_s = PREFETCH * variant.training.case.workers * each_s
+        refill_s = variant.waits * PREFETCH * variant.training.case.workers * each_s
         if not self.cuda:
             return CPU_PHASE_STEPS * each_s + refill_s
         looks = (PHASE_STEPS, PROFILE_STEPS, HOST_STEPS)
