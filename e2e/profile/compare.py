@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from e2e.profile.causes import Cause
@@ -247,8 +247,10 @@ def _by_operator(step: Step) -> dict[Key, tuple[frozenset[str], float]]:
 class RankTime:
     """One rank: milliseconds of a step, of its communication, and of what of it is waiting.
 
-    `busy` is the share of a step in which its GPU works, `last` that of the collectives at which it
-    arrived last.
+    Recording makes ranks wait longer for each other: where the step without it is known, the
+    waiting is at most what that step leaves beside the rank's own work. `busy` is the share of a
+    step in which its GPU works, `last` that of the collectives at which it arrived last, as
+    recorded.
     """
 
     rank: int
@@ -279,44 +281,58 @@ class Ranks:
 
 
 def ranks_of(runs: Sequence[Unprofiled]) -> Ranks | None:
-    """The communication of all ranks, in steps as recorded; None where nothing matches."""
+    """The communication of all ranks; None where nothing matches."""
     sides = [_collectives(run) for run in runs]
     keys = [key for key in sides[0] if all(key in side for side in sides)]
     if not keys:
         return None
     transfer_ns = {key: min(side[key].ns for side in sides) for key in keys}
+    transfers_ns = sum(transfer_ns.values())
     last = Counter(min(range(len(runs)), key=lambda n: sides[n][key].ns) for key in keys)
     times: list[RankTime] = []
     for number, (run, side) in enumerate(zip(runs, sides, strict=True)):
         scale = 1e6 * run.step.steps
-        taken = sum(side[key].ns for key in keys)
+        own_ns = sum(
+            ns for term, ns in run.step.recorded.items()
+            if term not in (*IDLE, terms.COMMUNICATION, terms.LATE)
+        )  # fmt: skip
+        left_ns = max(0, run.whole_ns - own_ns - transfers_ns)
+        waiting_ns = min(sum(side[key].ns for key in keys) - transfers_ns, left_ns)
         rank = run.step.trace.facts.get("rank", number)
         times.append(RankTime(
             rank if isinstance(rank, int) else number, run.whole_ns / scale,
-            max(0.0, 1 - run.idle_ns / run.whole_ns), taken / scale,
-            (taken - sum(transfer_ns.values())) / scale, last[number] / len(keys),
+            max(0.0, 1 - run.idle_ns / run.whole_ns), (transfers_ns + waiting_ns) / scale,
+            waiting_ns / scale, last[number] / len(keys),
         ))  # fmt: skip
     sized = {key: size for key in keys if (size := _bus_bytes(sides[0][key]))}
     timed_s = sum(transfer_ns[key] for key in sized) / 1e9
     steps = runs[0].step.steps
     return Ranks(
         tuple(sorted(times, key=lambda time: time.rank)), len(keys) / steps,
-        sum(transfer_ns.values()) / steps / 1e6, sum(sized.values()) / timed_s if timed_s else None,
+        transfers_ns / steps / 1e6, sum(sized.values()) / timed_s if timed_s else None,
     )  # fmt: skip
 
 
 def _collectives(run: Unprofiled) -> dict[tuple[object, ...], Span]:
     """The collectives in the steps by their group, kind and order."""
-    step = run.step.with_names
+    named, timed = (_communication(step) for step in (run.step.with_names, run.step))
+    if [span.name for span in timed] != [span.name for span in named]:
+        timed = named
     count: Counter[tuple[object, ...]] = Counter()
     by_order: dict[tuple[object, ...], Span] = {}
-    for span in step.trace.spans[WORK]:
-        if is_communication(span.name) and step.start < span.end <= step.end:
-            group = span.args.get("Process Group Name", span.lane)
-            key = group, span.args.get("Collective name", span.name)
-            by_order[*key, count[key]] = span
-            count[key] += 1
+    for span, own in zip(named, timed, strict=True):
+        group = span.args.get("Process Group Name", span.lane)
+        key = group, span.args.get("Collective name", span.name)
+        by_order[*key, count[key]] = replace(span, start=own.start, end=own.end)
+        count[key] += 1
     return by_order
+
+
+def _communication(step: Step) -> list[Span]:
+    return [
+        span for span in step.trace.spans[WORK]
+        if is_communication(span.name) and step.start < span.end <= step.end
+    ]  # fmt: skip
 
 
 def _bus_bytes(span: Span) -> float:

@@ -69,7 +69,7 @@ def _answer(diagnosis: Diagnosis) -> Iterator[Line]:
     yield Line("", _finding(diagnosis.runs))
     yield from (Line("", text) for text in _low_precision(diagnosis.runs))
     if diagnosis.ranks:
-        yield Line("", _ranks_sentence(diagnosis.ranks))
+        yield Line("", _ranks_sentence(diagnosis.ranks, last))
     first = next(iter(last.findings), None)
     if first is None or first.gain is None:
         yield from _tried(last)
@@ -322,14 +322,15 @@ def _causes_part(diagnosis: Diagnosis) -> Part:
 # ---------------------------------------------------------------- ranks
 
 
-def _ranks_sentence(ranks: Ranks) -> str:
+def _ranks_sentence(ranks: Ranks, run: Traced) -> str:
     """Who is late, and what of the communication is transfer."""
     late = ranks.latest
+    bound = "" if run.bare_step_s is None else "at most "
     waiting = sum(rank.waiting_ms for rank in ranks.ranks if rank is not late)
     bus = f" at {ranks.bus_byte_per_s / 1e9:.3g} GB/s on the bus" if ranks.bus_byte_per_s else ""
     return (
         f"Rank {late.rank} of {len(ranks.ranks)} arrives last at {100 * late.last:.0f} % of "
-        f"{ranks.collectives:.3g} collectives a step: the others wait "
+        f"{ranks.collectives:.3g} collectives a recorded step: the others wait {bound}"
         f"{waiting / (len(ranks.ranks) - 1):.3g} ms, the transfer takes {ranks.transfer_ms:.3g} ms"
         f"{bus}. What follows is the step of rank {late.rank}"
     )

@@ -533,9 +533,12 @@ TRANSFER = 2 * MS
 ELEMENTS = 1_000_000
 
 
-def rank(folder: Path, number: int, arrives: list[int], name: str = "allreduce") -> Path:
+def rank(
+    folder: Path, number: int, arrives: list[int], name: str = "allreduce", **known: Any
+) -> Path:
     """Steps of 20 ms, each with a GEMM until it arrives and an exchange that ends at 14 ms."""
-    made = Made(header={"halfway": {"rank": number, "lead_in": 1, "traced": len(arrives) - 1}})
+    facts = {"rank": number, "lead_in": 1, "traced": len(arrives) - 1, **known}
+    made = Made(header={"halfway": facts})
     ends: list[int] = []
     for place, at in enumerate(arrives):
         begin = 20 * MS * place
@@ -574,6 +577,18 @@ def test_the_last_of_ranks_takes_the_transfer_and_other_runs_are_refused(tmp_pat
     assert found.runs[0].name == "amp.rank1.json"  # what the others wait for is explained
     theirs = rank(tmp_path, 1, [5 * MS, 5 * MS], name="broadcast")
     assert diagnose_ranks([early, theirs]) is None
+
+
+def test_a_rank_waits_no_longer_than_the_step_without_the_profiler_leaves(tmp_path: Path) -> None:
+    bare_s = [0.010, 0.010, 0.010, 0.010]
+    early, late = (
+        rank(tmp_path, number, [at * MS] * 4, bare_s=bare_s) for number, at in enumerate((5, 12))
+    )
+    found = diagnose_ranks([early, late])
+    first, _ = found.ranks.ranks
+    # As recorded it waits 7 of 20 ms; its own 5 ms and a transfer of 2 leave 3 of 10.
+    assert first.waiting_ms == pytest.approx(3, abs=0.1)
+    assert first.communication_ms <= first.step_ms
 
 
 # ---------------------------------------------------------------- compare trainings
