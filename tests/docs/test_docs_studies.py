@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from samples.pages import ROOT, Row, document, says, table, text, trainings
+from samples.pages import ROOT, Row, document, run, says, table, text, trainings
 
 from e2e.report.figures import bottleneck
+from e2e.report.variants import view_of
 from e2e.results.baselines import scaling
 from e2e.results.types import Training
 from e2e.studies.report import report
@@ -119,6 +120,24 @@ def test_steps_in_fp8() -> None:
             *(f"{ms:.2f}" for ms in changes), gains.get("fp8-rowwise", ""),
         ])  # fmt: skip
     assert [[row[0], *row[2:]] for row in table(FP8, "torchao, H200", "width")] == rows
+
+
+def test_layers_that_fp8_makes_faster() -> None:
+    rows: list[Row] = []
+    for name in ("1024", "2048", "gpt", "gpt-medium", "gpt-xl"):
+        base, every, chosen = view_of(run(f"fp8-auto-{name}")).variants
+        saved = [1e3 * part.saved_s(part.gain) for part in chosen.fp8_gains]
+        ratios = [training.speedup["amp-bf16"] for training in (every, chosen)]
+        assert (ratios[1].ci95 or (0, 0))[1] >= 1
+        assert (ratios[1].ci95 or (0, 0))[1] >= (ratios[0].ci95 or (0, 0))[0]
+        taken = [1e3 * (t.timed.median_s if t.timed else 0.0) for t in (base, chosen)]
+        gains = f"{sum(saved):.1f}", f"{taken[0] - taken[1]:.1f}"
+        rows.append([
+            "four blocks" if name.isdigit() else name, str(base.case.batch),
+            *map(fmt.ratio, ratios), f"{chosen.float8_layers} of {chosen.linear_layers}",
+            *(gains if chosen.float8_layers else ("", "")),
+        ])  # fmt: skip
+    assert [[row[0], *row[2:]] for row in table(FP8, "network, fp8-auto", "width")] == rows
 
 
 def test_the_loss_in_fp8() -> None:
