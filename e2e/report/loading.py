@@ -244,7 +244,10 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     gains = {name: gain for name in never if (gain := sweep.speedup(name, base, most))}
     wide = {name: gain for name, gain in gains.items() if gain.ratio.ruined_pct}
     texts = [_against(sweep, name, base) for name in others if name not in wide]
+    full = [text for name in reversed(sweep.recipes) if (text := _in_full(sweep, name))]
     if wide:
+        if full and not texts:
+            texts.append(full.pop(0))
         ratios = ", ".join(map(_times, wide.values()))
         texts.append(
             f"{NO_VERDICT} on {fmt.joined(list(wide))} against {sweep.title(base)}: {ratios} times "
@@ -255,7 +258,6 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     for why, variants in lost.items():
         each = [f"{a.case.recipe} with {fmt.count(a.case.workers, 'worker')}" for a in variants]
         texts.insert(1, f"{fmt.listed(each)} FAILED: {why}")
-    full = [text for name in reversed(sweep.recipes) if (text := _in_full(sweep, name))]
     if not others:
         texts.insert(0, full.pop() if full else f"{base}: only one recipe was fed")
     where = f"{sweep_title(sweep)}, {device}"
