@@ -183,7 +183,7 @@ def stalls(network: str, workers: str | None, measure: str, **options: Any) -> N
 
     \b
       halfway stalls resnet50
-      halfway stalls resnet50 --data folder:DIR --workers 1..16 --loader gpu-decode
+      halfway stalls resnet50 --data folder:DIR --workers 1..16 --loader dali
     """
     from e2e.commands.stalls import run_stalls
 
@@ -197,7 +197,7 @@ def loader(backend: str, workers: str | None, **options: Any) -> None:
 
     \b
       halfway loader --workers 1..16
-      halfway loader --data folder:DIR --backend torchvision,gpu-decode
+      halfway loader --data folder:DIR --backend torchvision,dali
     """
     from e2e.commands.stalls import run_loaders
 

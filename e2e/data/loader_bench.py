@@ -12,7 +12,7 @@ import torch
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.reading import Read, cold_missing
-from e2e.data.types import PREFETCH, Data, Files, Loader, LoadSpec, Source
+from e2e.data.types import Data, Files, Loader, LoadSpec, Source
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
@@ -40,9 +40,12 @@ class LoadMeter:
         discarded. "skipped", with the reason, if the back end cannot run here; "failed" if it
         raised an error.
         """
-        reason = LOADERS[case.loader].missing(self._device)
+        backend = LOADERS[case.loader]
+        reason = backend.missing(self._device)
         if case.cold and not reason:
-            reason = cold_missing(self._source) if self._source else "there are no files"
+            reason = "no cold reads: this loader reads files itself"
+            if not backend.reads_itself:
+                reason = cold_missing(self._source) if self._source else "there are no files"
         if reason:
             return Loading(case, "skipped", reason)
         loader: Loader | None = None
@@ -96,14 +99,15 @@ def _measured(loader: Loader, case: LoadCase, device: torch.device, budget_s: fl
     def block() -> LoadBlock:
         """Some loading: as many batches from each worker, as they come in turn."""
         images = size_bytes = 0
-        start_s, start_cpu_s = time.perf_counter(), _cpu_s(loader)
+        processes = [os.getpid(), *loader.pids]
+        start_s, start_cpu_s = time.perf_counter(), cpu_seconds(processes)
         while time.perf_counter() - start_s < min(BLOCK_S, budget_s / LOOKS[0]):
             more, more_bytes = load(max(1, case.workers))
             images, size_bytes = images + more, size_bytes + more_bytes
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         wall_s = time.perf_counter() - start_s
-        cpu_s = max(0.0, _cpu_s(loader) - start_cpu_s)
+        cpu_s = max(0.0, cpu_seconds(processes) - start_cpu_s)
         # Without workers all is the device's work, which this process spins for.
         spins = device.type == "cuda" and not loader.pids
         return LoadBlock(images, wall_s, None if spins else cpu_s, size_bytes or None)
@@ -112,16 +116,11 @@ def _measured(loader: Loader, case: LoadCase, device: torch.device, budget_s: fl
     load(1)
     loading = Loading(case, "ok", first_s=time.perf_counter() - began_s)
     # The rest of the first round: a worker whose batches are taken at once has no second one ready.
-    load(loader.queue_depth // PREFETCH)
+    load(case.workers)
     until_s = time.perf_counter() + budget_s
     while not _enough(loading, time.perf_counter() > until_s):
         loading = replace(loading, blocks=(*loading.blocks, block()))
     return loading
-
-
-def _cpu_s(loader: Loader) -> float:
-    """Processor time of the work: waiting for the device is subtracted."""
-    return cpu_seconds([os.getpid(), *loader.pids]) - loader.idle_cpu_s
 
 
 def _enough(loading: Loading, late: bool) -> bool:

@@ -160,14 +160,6 @@ class Loader:
         """The ids of its worker processes so far."""
         return ()
 
-    @property
-    def idle_cpu_s(self) -> float:
-        """CPU seconds so far in which threads of this process only waited for the device.
-
-        Some waits spin. It grows batch by batch, when a wait has ended.
-        """
-        return 0.0
-
 
 class Data(Protocol):
     """A data set, or its substitute. It is opened once and shared by all variants."""

@@ -17,7 +17,6 @@ import torch
 
 from e2e.case import TrainCase
 from e2e.data.datasets.images import InMemory
-from e2e.data.loaders import LOADERS
 from e2e.data.types import PREFETCH, Data, LoadSpec
 from e2e.networks.network import Network, model_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
@@ -64,7 +63,6 @@ from microbench.results.types import TIME_DECIMALS, Warning
 from microbench.timing.stats import median, median_interval
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
-BATCHES_HELD = 4  # that a loader which makes them on the GPU has there at most, and one more
 NOT_OVER_RANKS = "compiled and captured steps are not measured over several GPUs yet"
 LOOK_S = 1.0  # for each closer look at steps, where they are long
 FEWEST_LOOKED_AT = 3  # of them, on a GPU
@@ -179,11 +177,7 @@ class Variants:
             feed = self._feeds.open(case)
         try:
             if case.loads_data:  # the loader's device memory does not count for the variant
-                on_gpu = LOADERS[case.loader].on_gpu
-                for _ in range(BATCHES_HELD if on_gpu else 1):
-                    feed.to_device(next(feed))
-                if on_gpu:
-                    feed.wait_until_full()
+                feed.to_device(next(feed))
             if case.graph:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()

@@ -150,25 +150,23 @@ def test_the_short_table_of_fixes_and_captured_steps() -> None:
 
 
 def test_a_decoding_gpu() -> None:
-    (loading,) = run("train-resnet50-jpeg").of(Loading)
-    variants, rows = fed("train-resnet50-jpeg"), list[Row]()
-    for training in variants:
-        case, share = training.case, 100 * unfed_ms(training) / wall_ms(training)
-        how = " and ".join(["compiled"] * case.compile + ["captured"] * case.graph)
-        rows.append([
-            how, f"{case.batch}", f"{training.per_s:,.0f}", f"{wall_ms(training):.1f}",
-            f"{unfed_ms(training):.1f}", f"{share:.1f} %",
-        ])  # fmt: skip
-    shows(LOADER, rows)
-    both = [t for t in variants if t.case.graph and t.case.compile]
-    says(LOADER, "known to ±", *map(half_pct, both))
-    says(LOADER, "At the median block", *(t.step_units / steps_of(t).median_s for t in both))
-    (eager,) = (t for t in variants if not t.case.graph)
-    says(LOADER, "Compiled but not captured", 1e3 * (steps_of(eager).host_s or 0))
-    says(LOADER, "the loader alone gave 8", loading.per_s or 0)
-    captured = variants[0].per_s or 0, 100 * unfed_ms(variants[0]) / wall_ms(variants[0])
-    says(LOADER, "NVJPEG_FLAGS", captured[0])
-    says(STALLS, "JPEG files at GPU speed.", *captured)
+    alone = {(one.case.loader, one.case.workers): one for one in run("loaders-dali").of(Loading)}
+    dali, slow, ours = (
+        [(one.per_s or 0, half_width_pct(one.per_s or 1, one.ci95_per_s or (0, 0)))
+         for workers in (8, 16) if (one := alone[name, workers])]
+        for name in ("dali", "torchvision", "gpu-decode")
+    )  # fmt: skip
+    (training,) = fed("train-resnet50-dali")
+    says(STALLS, "JPEG files at GPU speed.", *dali[1], *slow[1], training.per_s or 0,
+         half_pct(training), 100 * unfed_ms(training) / wall_ms(training))  # fmt: skip
+    first, *later = (block.images / block.wall_s for block in alone["dali", 8].blocks)
+    says(LOADER, "the first of four blocks was slow", *dali[0], first, min(later), max(later))
+    says(LOADER, "With it ResNet-50 under AMP took", wall_ms(training), unfed_ms(training))
+    captured, *_, compiled = fed("train-resnet50-jpeg")
+    assert (captured.case.graph, compiled.case.graph, compiled.case.compile) == (True, False, True)
+    share = 100 * unfed_ms(captured) / wall_ms(captured)
+    says(LOADER, "Beside DALI", *(per_s for per_s, _ in ours))
+    says(LOADER, "It fed ResNet-50", captured.per_s or 0, share, compiled.per_s or 0)
 
 
 def test_workers_that_amp_needs() -> None:

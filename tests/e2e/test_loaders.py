@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import io
 import itertools
 import multiprocessing
 import os
-import re
 import signal
 import threading
 import time
@@ -20,34 +18,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image, ImageOps
-from PIL.ExifTags import Base
 from samples.commands import is_gone, kill, wait_for
-from samples.feeding import drawn, encoded, levels, message, opened, photo, put, random_image, same
+from samples.feeding import drawn, encoded, levels, message, opened, photo, put, same
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms import v2
 
 from e2e.case import TrainCase
 from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import FIXED, cpus
 from e2e.data.loaders import reading as cold
-from e2e.data.loaders.gpu_decode import Ahead
-from e2e.data.loaders.jpeg_bytes import Encoded, crop_table, pack, random_crop
 from e2e.data.loaders.workers import Workers
 from e2e.data.sources.cifar10 import NORMAL
-from e2e.data.types import IMAGENET, Arrays, Data, ImageFile, LoadSpec
+from e2e.data.types import IMAGENET, Arrays, Data, LoadSpec
 from e2e.results.types import Training
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.step_timer import StepBlock
 from e2e.training.variant import TimedPart, Variant
-from microbench.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -71,7 +60,7 @@ def broken_note(data: Data) -> str:
 
 
 def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) -> None:
-    said = message(lambda: small_arrays().load(LoadSpec(4, CPU, 1, "gpu-decode")))
+    said = message(lambda: small_arrays().load(LoadSpec(4, CPU, 1, "dali")))
     assert "takes image files (--data folder:DIR)" in said
     assert "for this data choose from synthetic, pinned, torchvision, resident" in said
     said = message(lambda: opened(root, "resident"))
@@ -80,8 +69,8 @@ def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) 
     assert "cannot train" in message(lambda: opened(root, "read"))
     said = message(lambda: opened(root, "torchvision-draft"))
     assert said.startswith("--loader torchvision-draft is gone; use torchvision")
-    said = message(lambda: opened(root, "gpu-decode", device=CPU))
-    assert said == "loader gpu-decode cannot run here: it decodes on an NVIDIA GPU"
+    said = message(lambda: opened(root, "gpu-decode"))
+    assert said.startswith("--loader gpu-decode is gone; use dali")
 
 
 # ---- what comes
@@ -202,185 +191,6 @@ def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(r
     data = open_data("synthetic", Options((7,), classes=5))
     ((features, classes),) = drawn(data.load(LoadSpec(4, CPU, 1, "pinned")), 1)
     assert (features.shape, features.dtype, classes.shape) == ((4, 7), torch.float32, (4,))
-
-
-# ---- gpu-decode without a GPU
-
-HEIGHT, WIDTH = 40, 60
-
-
-def picture(height: int = HEIGHT, width: int = WIDTH, mode: str = "RGB") -> Image.Image:
-    return random_image(height * width, (width, height)).convert(mode)
-
-
-def written(folder: Path, **contents: bytes) -> list[ImageFile]:
-    """Files in the order of their names here, each of a class of its own."""
-    pictures = []
-    for label, (name, content) in enumerate(contents.items()):
-        (folder / name).write_bytes(content)
-        pictures.append(ImageFile(str(folder / name), label))
-    return pictures
-
-
-def torchvisions(height: int, width: int, seed: int) -> tuple[list[int], bool]:
-    """Box and flip of torchvision's transforms, read off an image of coordinates."""
-    rows = torch.arange(height).reshape(-1, 1).expand(height, width)
-    columns = torch.arange(width).expand(height, width)
-    seen: list[list[int]] = []
-
-    class Seen(v2.RandomResizedCrop):
-        def make_params(self, flat_inputs: list[Tensor]) -> dict[str, int]:
-            found = super().make_params(flat_inputs)
-            seen.append([found[name] for name in ("top", "left", "height", "width")])
-            return found
-
-    torch.manual_seed(seed)
-    image = torch.stack([rows, columns, columns]).float()
-    out = v2.Compose([Seen((2, 8)), v2.RandomHorizontalFlip()])(image)
-    return seen[0], bool(out[1, 0, 0] > out[1, 0, -1])
-
-
-@pytest.mark.parametrize("size", [(375, 500), (64, 2000), (2000, 64), (31, 17), (2, 3), (1, 500)])
-def test_cuts_are_torchvisions_own(size: tuple[int, int]) -> None:
-    with torch.random.fork_rng():
-        for seed in range(30):
-            before = torch.get_rng_state()
-            box, flip = random_crop(*size, seed)
-            assert torch.equal(torch.get_rng_state(), before), "the process keeps its own"
-            place, mirrored = torchvisions(*size, seed)
-            assert list(box) == place
-            assert flip == mirrored or box[-1] == 1, "a column shows no flip"
-
-
-# ---- gpu-decode: what workers send, and the thread that is ahead
-
-
-def test_a_batch_comes_back_as_it_was_packed(tmp_path: Path) -> None:
-    pictures = written(
-        tmp_path,
-        jpeg=encoded(picture()), png=encoded(picture(20, 30), "PNG"),
-        grey=encoded(picture(8, 9, "L")),
-    )  # fmt: skip
-    packed = pack([Encoded(pictures)[draw] for draw in ((0, 5), (1, 6), (2, 7))])
-    rows = packed.rows()
-    assert rows["coded"].tolist() == [1, 0, 1]
-    assert rows["label"].tolist() == [0, 1, 2]
-    assert rows["draw"].tolist() == [[0, 5], [1, 6], [2, 7]]
-    first, second, third = packed.contents()
-    assert first.numpy().tobytes() == Path(pictures[0].path).read_bytes()
-    assert third.numpy().tobytes() == Path(pictures[2].path).read_bytes()
-    (top, left, height, width), _ = random_crop(20, 30, 6)
-    whole = np.asarray(picture(20, 30)).transpose(2, 0, 1)
-    assert rows["shape"].tolist() == [[3, HEIGHT, WIDTH], [3, height, width], [3, 8, 9]]
-    cut = second.view(3, height, width)
-    assert np.array_equal(cut, whole[:, top : top + height, left : left + width])
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_turned_image_comes_as_the_pixels_of_its_crop(orientation: int, tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[Base.Orientation] = orientation
-    content = encoded(picture(), exif=exif)
-    images = Encoded(written(tmp_path, turned=content))
-    sent = images[0, 3]
-    assert sent.item.coded == (orientation == 1)
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-    whole = np.asarray(upright).transpose(2, 0, 1)
-    (top, left, height, width), flip = random_crop(*whole.shape[1:], 3)
-    for sample in (images.by_pillow((0, 3)), sent)[: 1 + (orientation > 1)]:
-        assert (sample.item.coded, sample.item.flip) == (False, flip)
-        packed = pack([sample])
-        (pixels,) = packed.contents()
-        pixels = pixels.view(packed.rows()["shape"][0].tolist())
-        assert np.array_equal(pixels, whole[:, top : top + height, left : left + width])
-
-
-def test_broken_files_are_told_and_give_their_place(tmp_path: Path) -> None:
-    pictures = written(
-        tmp_path,
-        cut=encoded(picture())[:-300], empty=b"", text=b"no image", good=encoded(picture()),
-    )  # fmt: skip
-    missing = ImageFile(str(tmp_path / "gone"), 9)
-    sample = Encoded([*pictures[:3], missing, pictures[3]])[0, 1]
-    assert (sample.item.label, sample.item.draw) == (3, (4, 1))
-    assert [Path(path).name for path, _ in sample.broken] == ["cut", "empty", "text", "gone"]
-    nothing = Encoded([*pictures[1:3]])[1, 0]
-    assert nothing.item is None
-    empty = pack([nothing, nothing])
-    assert (empty.count, empty.contents(), len(empty.broken)) == (0, [], 4)
-
-
-def test_all_come_in_order_and_an_error_in_its_turn() -> None:
-    made: list[int] = []
-
-    def make() -> int:
-        made.append(len(made))
-        if made[-1] == 20:
-            raise UserError("number twenty")
-        return made[-1]
-
-    ahead = Ahead(make, 2)
-    assert [ahead.get() for _ in range(10)] == list(range(10))
-    assert len(made) <= 10 + 2 + 1, "got, ready, and one that found no room"
-    assert [ahead.get() for _ in range(10)] == list(range(10, 20))
-    with pytest.raises(UserError, match="number twenty"):
-        ahead.get()
-    ahead.close(1.0)
-    with pytest.raises(RuntimeError):
-        ahead.get()
-
-
-# ---- gpu-decode: crops for the resample kernel; itself: test_interpreted, test_compiled
-
-Box = tuple[int, int, int, int]
-Crop = tuple[tuple[int, int], Box, bool]  # height and width, box, flip
-
-
-@st.composite
-def crops(draw: st.DrawFn) -> Crop:
-    """Any box of any small image."""
-    height, width = draw(st.integers(1, 12)), draw(st.integers(1, 12))
-    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
-    box = top, left, draw(st.integers(1, height - top)), draw(st.integers(1, width - left))
-    return (height, width), box, draw(st.booleans())
-
-
-def arguments(*crops: Crop) -> tuple[Tensor, Tensor]:
-    """Boxes and flips as `resample` takes them."""
-    return torch.tensor([crop[1] for crop in crops]), torch.tensor([crop[2] for crop in crops])
-
-
-@given(crops())
-@settings(max_examples=60)
-def test_the_table_walks_the_crop_and_torchs_filter_agrees(crop: Crop) -> None:
-    generator = torch.Generator().manual_seed(0)
-    image = torch.randint(256, (3, *crop[0]), generator=generator, dtype=torch.uint8)
-    (table,) = crop_table([0], [crop[0]], *arguments(crop)).tolist()
-    first, plane, down, across, height, width = table
-    walked = [
-        [[c * plane + first + y * down + x * across for x in range(width)] for y in range(height)]
-        for c in range(3)
-    ]
-    top, left, height, width = crop[1]
-    cut = image[:, top : top + height, left : left + width]
-    assert torch.equal(image.flatten()[torch.tensor(walked)], cut.flip(2) if crop[2] else cut)
-    pytest.importorskip("triton")
-    from samples.resampling import reference
-
-    (found,) = reference([image], *arguments(crop), (5, 7), torch.ones(3), torch.zeros(3))
-    (wanted,) = torch.nn.functional.interpolate(
-        cut[None].float(), size=(5, 7), mode="bilinear", antialias=True
-    )
-    assert torch.allclose(found.float(), wanted.flip(2) if crop[2] else wanted, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "box", [(-1, 0, 2, 2), (0, 0, 0, 2), (0, 0, 5, 2), (0, 3, 2, 2), (3, 0, 2, 2)]
-)
-def test_a_box_beyond_its_image_is_refused(box: Box) -> None:
-    how = arguments(((4, 4), (0, 0, 4, 4), False), ((4, 4), box, False))
-    with pytest.raises(ValueError, match=re.escape(f"box {list(box)} of image 1 is not in its")):
-        crop_table([0, 0], [(4, 4)] * 2, *how)
 
 
 # ---------------------------------------------------------------- workers

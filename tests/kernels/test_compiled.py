@@ -8,7 +8,6 @@ from functools import cache
 
 import pytest
 from samples.hopper import SHARED_LIMIT, Built, build
-from samples.resampling import prepare
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -177,12 +176,3 @@ def test_only_the_operand_that_wgmma_cannot_read_is_transposed() -> None:
 def test_gathered_channels_are_loaded_several_at_once(channels: int, load: str) -> None:
     (tried,) = (each for each in TRIED if each.case.problem.dims.get("c") == channels)
     assert load in built(tried).ptx
-
-
-def test_resampling_leaves_room_for_half_of_an_sm_s_threads() -> None:
-    crop = torch.tensor([[0, 0, 500, 375]]), torch.tensor([False])
-    image, one = torch.zeros(3, 500, 375, dtype=torch.uint8), torch.ones(3)
-    ready = prepare([image], *crop, (224, 224), one, one, channels_last=True)
-    found = build(lambda: [ready.step.compile()])
-    assert found.spilled == 0
-    assert found.registers <= 64

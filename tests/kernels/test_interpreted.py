@@ -220,31 +220,6 @@ def wrong_copies(which: str) -> int:
     return sum(int((a != b).sum()) for a, b in zip(made[:half], made[half:], strict=True))
 
 
-def resampling_error(channels_last: bool) -> float:
-    """Of images of several sizes: mirrored, enlarged, a single pixel, at the edges, one axis up."""
-    from samples.resampling import prepare, reference
-
-    crops = (
-        ((11, 14), (1, 2, 9, 8), False), ((4, 9), (1, 3, 2, 3), True),
-        ((1, 1), (0, 0, 1, 1), True), ((13, 12), (4, 5, 9, 7), False),
-        ((13, 12), (0, 0, 9, 7), True), ((30, 2), (0, 0, 30, 2), False),
-        ((8, 9), (2, 1, 5, 7), False),
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(1)
-    images = [
-        torch.randint(256, (3, *size), generator=generator, dtype=torch.uint8) for size, *_ in crops
-    ]
-    how = [torch.tensor([crop[i] for crop in crops]) for i in (1, 2)]
-    factors = torch.tensor((0.5, -1.0, 2.0)), torch.tensor((1.0, 0.0, -3.0))
-    wanted = reference(images, *how, (5, 7), *factors)
-    ready = prepare(images, *how, (5, 7), *factors, channels_last)
-    found = replace(ready, out=guarded(ready.out)).launch()
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    assert found.is_contiguous(memory_format=layout)
-    assert margins_hold(found)
-    return float((found - wanted).abs().max() / wanted.abs().max())
-
-
 def cases() -> Iterator[tuple[str, Callable[[], float], float]]:
     """(name, what gives the error, its tolerance)."""
     for product in GEMMS:
@@ -257,8 +232,6 @@ def cases() -> Iterator[tuple[str, Callable[[], float], float]]:
         yield name, partial(long_error, *conv), PRECISIONS[conv[2]].rel_tolerance
     for which in COPIED:
         yield f"copies for {which}", partial(wrong_copies, which), 0.0
-    for last in (False, True):  # float32 sums of a few dozen bytes
-        yield f"resampling {last}", partial(resampling_error, last), 2e-6
 
 
 @pytest.fixture(scope="module")

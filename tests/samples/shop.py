@@ -48,7 +48,7 @@ COMMANDS = {
     "predict": "predict shop:build --input 3x8x8 --amp --batch 4",
     "stalls": "stalls cnn-cifar --data folder:images --recipe fp32,amp-bf16 --batch 4 "
               "--workers 1,2 --measure all --budget 0.2",
-    "loader": "loader --backend torchvision,gpu-decode --data generated --workers 1 --batch 4 "
+    "loader": "loader --backend torchvision,dali --data generated --workers 1 --batch 4 "
               "--budget 0.2",
 }  # fmt: skip
 

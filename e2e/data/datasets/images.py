@@ -86,7 +86,7 @@ class Images:
         spec = replace(spec, loader=spec.loader or self._usual)
         if spec.loader in FIXED:
             return self._noise.load(spec)
-        if self._options.share != ALL and LOADERS[spec.loader].own_order:
+        if self._options.share != ALL and LOADERS[spec.loader].reads_itself:
             raise UserError(
                 f"--loader {spec.loader} has an order of its own, which GPUs cannot share"
             )

@@ -27,8 +27,8 @@ class Backend:
     """How files or arrays become batches: by a module of this package.
 
     `sources` are what it takes: "files", "arrays", "own". `processes`: it has workers.
-    `trains`: its batches can be trained on. `on_gpu`: it makes them on the GPU, beside the
-    training. `own_order`: not the one that ranks share.
+    `trains`: its batches can be trained on. `reads_itself`: in an order that ranks cannot share,
+    and never cold.
     """
 
     module: str
@@ -36,8 +36,7 @@ class Backend:
     sources: tuple[str, ...]
     processes: bool = True
     trains: bool = True
-    on_gpu: bool = False
-    own_order: bool = False
+    reads_itself: bool = False
 
     def missing(self, device: torch.device) -> str | None:
         """Why it cannot run for this device here, or None."""
@@ -63,12 +62,8 @@ LOADERS: dict[str, Backend] = {
     "torchvision": Backend(
         "images", "Pillow and torchvision's transforms in workers", ("files", "arrays")
     ),
-    "gpu-decode": Backend(
-        "gpu_decode", "workers read files; the GPU decodes, crops, resizes and flips", ("files",),
-        on_gpu=True,
-    ),
     "dali": Backend(
-        "dali", "NVIDIA DALI decodes and crops on the GPU", ("files",), on_gpu=True, own_order=True
+        "dali", "NVIDIA DALI decodes and crops on the GPU", ("files",), reads_itself=True
     ),
     "resident": Backend(
         "resident", "all images stay on the device and are cropped and flipped there",
@@ -83,8 +78,11 @@ LOADERS: dict[str, Backend] = {
 
 # Names in older run files, and what to use instead.
 RETIRED = dict.fromkeys(
-    ("torchvision-io", "torchvision-draft"), "torchvision, or gpu-decode to decode on the GPU"
-) | {"webdataset": "--data module:function, which returns its WebDataset"}
+    ("torchvision-io", "torchvision-draft"), "torchvision, or dali to decode on the GPU"
+) | {
+    "gpu-decode": "dali, which decodes on the GPU too (pip install 'halfway[dali]')",
+    "webdataset": "--data module:function, which returns its WebDataset",
+}
 
 _NEEDED = {
     "files": "image files (--data folder:DIR)",

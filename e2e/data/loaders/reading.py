@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
-from PIL.ExifTags import Base
 from torch.utils.data import Dataset
 
 from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
@@ -24,7 +23,6 @@ from e2e.data.types import Arrays, Broken, Files, ImageFile, LoadSpec, Source
 from microbench.errors import UserError
 
 TRIED = 4  # files of a source
-TURNED = range(2, 9)  # EXIF's orientations, but for the upright one
 # Seconds to wait before each try to drop a file: pages that were just written or read may be held
 # for a moment, longer on a busy machine.
 TRIES_S = (0.0, 0.02, 0.05, 0.1, 0.2)
@@ -146,11 +144,6 @@ def decode(content: bytes) -> Image.Image:
         if image.mode == "I" or image.mode.startswith("I;16"):
             return _of_16_bits(image)
         return image.convert("RGB")
-
-
-def is_turned(image: Image.Image) -> bool:
-    """Whether EXIF has the stored image turned or mirrored."""
-    return image.getexif().get(Base.Orientation, 1) in TURNED
 
 
 def short(error: Exception) -> str:
