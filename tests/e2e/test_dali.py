@@ -127,7 +127,7 @@ def test_a_broken_file_ends_it_in_one_line(tmp_path: Path, device: torch.device)
         for count in (1, 6):  # it comes first, or later
             said = message(lambda root=root, count=count: batches(root, device, count, 2))
             assert said.startswith("DALI cannot go on (")
-            assert "--loader torchvision names and replaces" in said
+            assert "ends at a file that it cannot read" in said
 
 
 def test_it_is_never_measured_cold(tmp_path: Path, device: torch.device) -> None:

@@ -57,8 +57,8 @@ class Dali(Loader):
             text = str(error)
             reason = (text.partition("encountered:")[2] or text).strip().partition("\n")[0]
             raise UserError(
-                f"DALI cannot go on ({reason}); it ends at a broken file, which --loader "
-                "torchvision names and replaces"
+                f"DALI cannot go on ({reason}); it ends at a file that it cannot read, --loader "
+                "torchvision does not"
             ) from None
         return batch["images"].permute(0, 3, 1, 2), batch["labels"].flatten().long()
 
