@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import fmean, median
+from statistics import fmean
 
 import pytest
 from samples.pages import Row, document, rows_in, run, says, shows, table, text, trainings
@@ -170,36 +170,25 @@ def test_a_decoding_gpu() -> None:
 
 
 def test_workers_that_amp_needs() -> None:
-    together = {(t.case.recipe, t.case.workers): t for t in fed("stalls-resnet50")}
-    errors = {key: 100 * abs((t.predicted_per_s or 0) / (t.per_s or 1) - 1)
-              for key, t in together.items()}  # fmt: skip
-    assert max(errors, key=lambda key: errors[key]) == ("amp", 16)
-    waiting = [key for key, t in together.items() if t.limit == "data"]
-    assert (len(errors), len(waiting)) == (6, 4)
-    for page in (LOADER, STALLS):
-        says(page, "error of the six predicted rates", median(errors.values()), errors["amp", 16])
-    says(LOADER, "error of the six", median(errors[key] for key in waiting))
-    halves = sorted(half_pct(together[key]) for key in waiting)
-    says(LOADER, "They are measured to", *halves)
-    says(STALLS, "error of the six", halves[0], halves[-1])
-    by_median = [100 * abs((t.predicted_per_s or 0) * steps_of(t).median_s / t.step_units - 1)
-                 for t in together.values()]  # fmt: skip
-    rate = 256 / steps_of(together["amp", 16]).median_s
-    says(LOADER, "By the median block", rate, median(by_median), max(by_median))
+    together = {t.case.recipe: t for t in fed("stalls-resnet50") if t.per_s}
+    pinned = {t.case.recipe: t for t in trainings("stalls-resnet50") if t.case.loader == "pinned"}
+    rates = {name: (together[name].per_s or 0, pinned[name].per_s or 0) for name in together}
+    assert {t.case.workers for t in together.values()} == {16}
+    assert (together["tf32"].limit, together["amp"].limit) == ("gpu", "data")
+    alone = {one.case.workers: one.per_s or 0 for one in run("stalls-resnet50").of(Loading)
+             if one.case.loader == "torchvision" and not one.case.cold}  # fmt: skip
     (joint,) = loader_sweeps(run("stalls-resnet50"))
-    pinned = next(t for t in trainings("stalls-resnet50")
-                  if (t.case.loader, t.case.recipe) == ("pinned", "amp"))  # fmt: skip
-    gains = [found.ratio for n in (2, 8, 16) if (found := joint.speedup("amp", "fp32", n))]
-    assert [ratio.ci95[0] > 1 for ratio in gains if ratio.ci95] == [False, False, True]
-    says(STALLS, "How many workers", *map(interval, [*gains, pinned.speedup["fp32"]]))
-    rates = [together[recipe, n].per_s or 0 for n in (2, 8, 16) for recipe in ("amp", "fp32")]
-    says(AMP, "with JPEG files on 16 cores", *rates, interval(gains[-1]))
-    says(AMP, "without a loader", interval(pinned.speedup["fp32"]))
-    busy = next(t.timed for t in trainings("stalls-resnet50")
-                if (t.case.cached, t.case.workers, t.case.recipe) == (True, 16, "amp"))  # fmt: skip
-    for one in (busy, steps_of(pinned)):
-        ends = [1e3 * end for end in one.ci95_s or ()]
-        says(LOADER, "Beside 16 busy workers", 1e3 * one.median_s, *ends)
+    gain = joint.speedup("amp", "tf32", 16)
+    assert gain is not None
+    reached = 100 * rates["amp"][0] / rates["amp"][1]
+    says(STALLS, "at full speed in TF32", reached)
+    says(STALLS, "How many workers", *(alone[n] for n in (1, 4, 16)), rates["tf32"][1],
+         *rates["amp"], interval(gain.ratio), interval(pinned["amp"].speedup["tf32"]))  # fmt: skip
+    errors = [100 * abs((t.predicted_per_s or 0) / (t.per_s or 1) - 1) for t in together.values()]
+    says(STALLS, "With 16 workers the predicted", *errors, half_pct(together["amp"]))
+    says(AMP, "with JPEG files and 16 workers", *rates["amp"], *rates["tf32"])
+    times_ms = [1e3 * time_s for time_s in steps_of(together["amp"]).times_s]
+    says(LOADER, "step with 16 workers", *times_ms, 1e3 * steps_of(pinned["amp"]).median_s)
 
 
 def test_two_cores_and_a_loader_by_hand() -> None:

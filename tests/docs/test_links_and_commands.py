@@ -166,7 +166,7 @@ def test_trainings_are_whole_and_possible() -> None:
         for training in run.of(Training):
             found += 1
             if training.status != "ok":
-                assert training.reason
+                assert training.reason or training.predicted
                 continue
             steps = training.steps
             assert sum(steps.times_s) <= 1.001 * steps.wall_s, path
