@@ -244,10 +244,7 @@ def compiled(function: FunctionType) -> Callable[..., Any]:
 
 
 def captured(call: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tensor]]:
-    """The call as one CUDA graph. What a replay leaves unwritten is NaN.
-
-    The graph reads tensors of the call by their addresses, so a replay keeps the call.
-    """
+    """The call as one CUDA graph. What a replay leaves unwritten is NaN."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -260,7 +257,7 @@ def captured(call: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tens
     for result in results:
         result.fill_(float("nan"))
 
-    def replay(_reads: object = call) -> Sequence[Tensor]:
+    def replay(_reads: object = call) -> Sequence[Tensor]:  # which keeps what the graph reads
         graph.replay()
         return results
 
