@@ -160,6 +160,11 @@ def _check(options: TrainOptions, network: NetworkFacts) -> None:
         raise UserError("--graph needs one batch per step; leave out --accumulate")
     if options.graph and not options.fused:
         raise UserError("--graph needs the fused optimizer; leave out --no-fused")
+    if (options.graph or options.ladder) and options.loader == "dali":
+        raise UserError(
+            "--loader dali waits for the device in a thread, which CUDA forbids while a graph is "
+            "captured; leave out --graph and --ladder, or take another loader"
+        )
     levels = [name for name in _recipes_of(options) if name in LEVELS]
     if options.evaluation and levels:
         raise UserError(

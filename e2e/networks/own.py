@@ -13,21 +13,7 @@ from e2e.networks.losses import DefaultLoss, count_right, first_token_loss, next
 from e2e.networks.network import Network, check_input
 from e2e.networks.table import TOKEN_TRAINING, facts_of, image_input, trained_as, written
 from microbench.errors import UserError
-from microbench.network.networks import (
-    CLASSES,
-    HF,
-    TIMM,
-    build_text,
-    build_timm,
-    call_function,
-    find_function,
-    is_causal,
-    kind_of,
-    most_tokens,
-    text_config,
-    timm_image,
-    usual_tokens,
-)
+from microbench.network import networks
 
 # Both make a network with random weights; `input` is the shape of one sample, (3, H, W) or (T,),
 # None the network's own. UserError for a missing package, an unknown name (with near ones), a file
@@ -36,31 +22,33 @@ from microbench.network.networks import (
 
 def timm_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
     """The network that timm has under this name."""
-    full_name, usual = f"{TIMM}:{name}", timm_image(name)
+    full_name, usual = f"{networks.TIMM}:{name}", networks.timm_image(name)
     shape = image_input(full_name, input, usual[1]) if input else usual
-    build = partial(build_timm, name, shape, classes or CLASSES)
+    build = partial(networks.build_timm, name, shape, classes or networks.CLASSES)
     check_input(full_name, build, shape)
     facts = facts_of(full_name, shape)
     trained = trained_as(name, facts.batch)
-    return Network(**vars(replace(facts, classes=classes or CLASSES, **trained)), build=build)
+    return Network(
+        **vars(replace(facts, classes=classes or networks.CLASSES, **trained)), build=build
+    )
 
 
 def text_network(place: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
     """The network of a configuration of transformers: a file, or the folder of config.json."""
-    name, config = text_config(place)
-    shape, most = input or (usual_tokens(config),), most_tokens(config)
+    name, config = networks.text_config(place)
+    shape, most = input or (networks.usual_tokens(config),), networks.most_tokens(config)
     if len(shape) != 1 or shape[0] < 1:
         raise UserError(f"{name} takes tokens: --input 128, not {written(shape)}")
     if most is not None and shape[0] > most:
         raise UserError(f"{name} takes at most {most} tokens: not --input {shape[0]}")
-    build = partial(build_text, config, name)
+    build = partial(networks.build_text, config, name)
     check_input(name, build, shape, torch.int64)
     facts = replace(facts_of(name, shape), **TOKEN_TRAINING, tokens=config.vocab_size)
-    loss = next_token_loss if is_causal(config) else first_token_loss
+    loss = next_token_loss if networks.is_causal(config) else first_token_loss
     return Network(**vars(facts), build=build, loss=loss, accuracy=None)
 
 
-HUBS = {TIMM: timm_network, HF: text_network}
+HUBS = {networks.TIMM: timm_network, networks.HF: text_network}
 
 # ---------------------------------------------------------------- module:function
 
@@ -73,10 +61,10 @@ def own_network(name: str, input: tuple[int, ...] | None, classes: int | None) -
     3x224x224. An integer example means tokens in [0, its greatest + 1). The loss is `DefaultLoss`.
     UserError, with the function's own error in one line, when any of this fails.
     """
-    function = find_function(name)
+    function = networks.find_function(name)
     # Building it here must not change the random numbers of a later build.
     with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
-        module, inputs = call_function(name, function)
+        module, inputs = networks.call_function(name, function)
     example = None if inputs is None else _example(f"{name}() returned", inputs)
     if reason := _untrainable(module):
         raise UserError(f"the network of {name}() has {reason}")
@@ -89,7 +77,7 @@ def own_network(name: str, input: tuple[int, ...] | None, classes: int | None) -
         facts = replace(facts, classes=classes)
 
     def build() -> nn.Module:
-        return call_function(name, function)[0].float().cpu().train()
+        return networks.call_function(name, function)[0].float().cpu().train()
 
     loss = DefaultLoss(name, facts.tokens or facts.classes)
     return Network(
@@ -106,7 +94,9 @@ def _example(returned: str, inputs: tuple[object, ...]) -> Tensor:
         )
     (example,) = inputs
     if not isinstance(example, Tensor):
-        raise UserError(f"{returned} {kind_of(example)} as its example input, not a tensor")
+        raise UserError(
+            f"{returned} {networks.kind_of(example)} as its example input, not a tensor"
+        )
     if example.dim() < 2 or example.numel() == 0:
         raise UserError(
             f"{returned} an example input of shape {list(example.shape)}; "

@@ -12,20 +12,8 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import geometric_mean
 
+from e2e.report import ledger
 from e2e.report.figures import bottleneck, is_clear, ratio, times
-from e2e.report.ledger import (
-    MOST_RESIDUAL,
-    SAME,
-    base_words,
-    contradicted,
-    doubt_of,
-    gains,
-    has_ledger,
-    is_sound,
-    term_words,
-    title_words,
-    unexplained,
-)
 from e2e.report.trainings import exposed, fastest, is_bf16_again
 from e2e.report.variants import (
     SHORT_WORDS,
@@ -62,7 +50,7 @@ def answer(run: Run, view: View) -> list[Line]:
     device = run.device_name
     ruined = [group for group in view.groups if group.ruined_pct]
     sound = view.only(
-        lambda t: not view.group_of(t).ruined_pct and not contradicted(view, t)
+        lambda t: not view.group_of(t).ruined_pct and not ledger.contradicted(view, t)
         and not is_bf16_again(view, t)
     )  # fmt: skip
     best = best_variants(sound)
@@ -219,7 +207,7 @@ def _no_verdicts(view: View, ruined: Sequence[Group], device: str) -> Iterator[s
             f"intervals of up to ±{fmt.number(widest.ruined_pct)} % are too wide"
         )
     apart = [(t, name) for t in view.variants if not view.group_of(t).ruined_pct
-             and (name := contradicted(view, t))]  # fmt: skip
+             and (name := ledger.contradicted(view, t))]  # fmt: skip
     for variant, name in apart[:1]:
         base = reference(variant, name, view.group_of(variant))
         assert base
@@ -285,15 +273,15 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
 
     Of many comparisons the bottlenecks: a ledger would explain one of them.
     """
-    doubt, many = doubt_of(view, best), len(view.groups) > MOST_EXPLAINED
-    explains = has_ledger(best) and not doubt and not many
+    doubt, many = ledger.doubt_of(view, best), len(view.groups) > MOST_EXPLAINED
+    explains = ledger.has_ledger(best) and not doubt and not many
     first = next(
         (cause for cause in best.causes if cause.predicted_gain_pct is None and not doubt), None
     )
     reasons = [*_largest(view, view.group_of(best))] if best.rung is not None else []
     if explains:
         reasons.append(_ledger(view, best))
-    elif doubt and doubt != SAME and not many and (has_ledger(best) or best.causes):
+    elif doubt and doubt != ledger.SAME and not many and (ledger.has_ledger(best) or best.causes):
         reasons.append(f"no explanation: {doubt}")
     named = first is not None and bottleneck(best.limit) in first.title
     if on_gpu and best.limit and not named and not (explains and best.limit == "gpu"):
@@ -303,7 +291,7 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
         figures = f": {figures}" * bool(figures)
         if explains:  # the ledger's ms are of another step in older files
             figures = " ".join(["", *re.findall(r"\(\d+ %\)", figures)])
-        reasons.append(title_words(first) + figures)
+        reasons.append(ledger.title_words(first) + figures)
     yield from (Line("Why", text) for text in (*reasons, *_exchanges(view)))
     if do := _do(view, best, first):
         yield Line("Do", do)
@@ -313,10 +301,12 @@ def _ledger(view: View, variant: Training) -> str:
     """ "of 241 ms a step in fp32 amp saves 199: convolutions -154, layout changes -24.3, ..." """
     first, *between, last = variant.ledger
     terms = sorted((line for line in between if line.term != RESIDUAL), key=lambda x: -abs(x.ms))
-    parts = [f"{term_words(line.term)} {line.ms:+.3g}" for line in terms[:MOST_TERMS] if line.ms]
+    parts = [
+        f"{ledger.term_words(line.term)} {line.ms:+.3g}" for line in terms[:MOST_TERMS] if line.ms
+    ]
     rest_ms = sum(line.ms for line in between if line.term == RESIDUAL)
     label, saved_ms = view.named(variant), first.ms - last.ms
-    whole = f"{fmt.hundredths(first.ms)} ms a {step_word(variant)} in {base_words(variant)}"
+    whole = f"{fmt.hundredths(first.ms)} ms a {step_word(variant)} in {ledger.base_words(variant)}"
     start = f"of {whole} {label} saves {fmt.hundredths(saved_ms)}"
     if saved_ms <= 0:
         start = f"{label} takes {fmt.hundredths(-saved_ms)} ms more than the {whole}"
@@ -361,19 +351,19 @@ def _do(view: View, best: Training, first: Cause | None) -> str:
     tried = [
         (t is best, cause.measured_gain_pct or 0.0, cause, t)
         for t in view.variants
-        if is_sound(view, t)
+        if ledger.is_sound(view, t)
         for cause in t.causes
     ]
     helped = [one for one in tried if one[1] > 0]
     if helped:
         _, _, most, variant = max(helped, key=lambda one: one[:2])
         of = f" for {view.named(variant)}" * (variant is not best)
-        return f"{most.fix}{of} ({gains(most)})"
+        return f"{most.fix}{of} ({ledger.gains(most)})"
     if text := _layouts(view, best):
         return text
     if first and fmt.clean(first.fix):
-        return f"{first.fix} ({gains(first) or 'not measured'})"
-    if not is_sound(view, best):
+        return f"{first.fix} ({ledger.gains(first) or 'not measured'})"
+    if not ledger.is_sound(view, best):
         return ""
     if best.limit == "host" and not (best.case.graph or best.case.compile):
         return "CUDA graphs (--graph) or --compile (not measured)"
@@ -431,9 +421,10 @@ def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
     warned = doubts(warnings_of(view), len(view.variants), most=1)
     sentences: list[str] = []
     last = best[-1] if best else None
-    if last and has_ledger(last) and is_sound(view, last) and unexplained(last)[0] > MOST_RESIDUAL:
-        share = 100 * unexplained(last)[0]
-        sentences.append(f"{share:.0f} % of a step is unexplained: trust no term")
+    if last and ledger.has_ledger(last) and ledger.is_sound(view, last):
+        share, _ = ledger.unexplained(last)
+        if share > ledger.MOST_RESIDUAL:
+            sentences.append(f"{100 * share:.0f} % of a step is unexplained: trust no term")
     unjudged = [t for t in view.variants
                 if t.converged is None and t.convergence and not view.is_lost(t)]  # fmt: skip
     for why, variants in grouped((t.convergence or "", t) for t in unjudged).items():

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import Any
 
 from e2e.case import DATA_WORDS
+from e2e.report import ledger
 from e2e.report.figures import ratio
-from e2e.report.ledger import base_name, changes, has_ledger, is_sound, ledger_title, term_words
 from e2e.report.loading import LoaderSweep, loader_sweeps, sweep_title
 from e2e.report.variants import (
     SHORT_MARK,
@@ -161,10 +161,10 @@ def curve_rows(view: View, family: Sequence[Group]) -> list[Json]:
 
 def fall_rows(view: View) -> list[Json]:
     """The ledgers whose figures are good enough, a panel each, MOST_FALLS at most."""
-    explained = [t for t in view.variants if has_ledger(t) and is_sound(view, t)]
+    explained = [t for t in view.variants if ledger.has_ledger(t) and ledger.is_sound(view, t)]
     rows: list[Json] = []
     for place, variant in enumerate(explained[:MOST_FALLS], 1):
-        title = ledger_title(view, variant)
+        title = ledger.ledger_title(view, variant)
         if place == MOST_FALLS < len(explained):
             title += f" (and {len(explained) - MOST_FALLS} more in the run)"
         rows += [{"panel": title, **row} for row in waterfall_rows(variant, view.label(variant))]
@@ -173,15 +173,15 @@ def fall_rows(view: View) -> list[Json]:
 
 def waterfall_rows(variant: Training, label: str) -> list[Json]:
     """A bar a line of the ledger, in ms, small terms folded; whole steps begin at 0."""
-    *terms, whole = changes(variant, fold=True)
+    *terms, whole = ledger.changes(variant, fold=True)
     first_ms, last_ms = whole.base_ms or 0.0, whole.other_ms or 0.0
     ends = list(accumulate((change.ms for change in terms), initial=first_ms))
     word = step_word(variant)
-    bars = [(f"{base_name(variant)} {word}", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
+    bars = [(f"{ledger.base_name(variant)} {word}", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
     for change, start, end in zip(terms, ends, ends[1:], strict=False):
         colour = SAVED if change.ms < 0 else ADDED if change.ms > 0 else NEUTRAL
         colour = REST if change.term == RESIDUAL else colour
-        bars.append((term_words(change.term), start, end, f"{change.ms:+.3g}", colour))
+        bars.append((ledger.term_words(change.term), start, end, f"{change.ms:+.3g}", colour))
     bars.append((f"{label} {word}", 0.0, last_ms, f"{last_ms:.4g} ms", WHOLE))
     names = ("label", "start", "value", "text", "colour")
     return [dict(zip(names, bar, strict=True)) for bar in bars]

@@ -11,6 +11,7 @@ from dataclasses import fields
 from functools import partial
 
 from e2e.case import DATA_WORDS, OP, TrainCase
+from e2e.report import trainings
 from e2e.report.answer import answer, warnings_of
 from e2e.report.figures import interval
 from e2e.report.ledger import explained_parts, gains, title_words
@@ -24,15 +25,6 @@ from e2e.report.loading import (
 )
 from e2e.report.pictures import loading_chart, training_chart
 from e2e.report.predictions import error_pct, of_operations, predicted_answer, prediction_parts
-from e2e.report.trainings import (
-    convergence_part,
-    every_recipe_part,
-    exchange_part,
-    gains_part,
-    mean_of,
-    phases_part,
-    recipes_part,
-)
 from e2e.report.variants import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
@@ -106,14 +98,14 @@ def report(run: Run) -> Report:
 def _parts(run: Run, view: View, *, predicts: bool) -> list[Part]:
     """The parts of trainings."""
     return [
-        *([] if predicts else [recipes_part(view)]),
+        *([] if predicts else [trainings.recipes_part(view)]),
         *prediction_parts(view, screen=predicts),
-        every_recipe_part(view),
-        convergence_part(view),
-        exchange_part(view),
-        gains_part(view),
+        trainings.every_recipe_part(view),
+        trainings.convergence_part(view),
+        trainings.exchange_part(view),
+        trainings.gains_part(view),
         *explained_parts(view),
-        phases_part(view),
+        trainings.phases_part(view),
         warnings_part(warnings_of(view)),
     ]
 
@@ -210,7 +202,7 @@ def _raw_training(variant: Training) -> Mapping[str, Value]:
         "op": OP,
         "throttle": _joined(variant.state.throttle),
         "samples": len(variant.steps.times_s) if variant.steps else None,
-        **{name: mean_of(variant, of) for name, of in MEANS.items()},
+        **{name: trainings.mean_of(variant, of) for name, of in MEANS.items()},
         "repeats": len(variant.repeats),
         "seeds": _joined(repeat.seed for repeat in variant.repeats),
         "predicted_error_pct": error_pct(variant),

@@ -202,6 +202,7 @@ AT_ONCE = {
     "train cnn-cifar --repeats 3": "--iterations",
     "train cnn-cifar --graph --no-fused": "--no-fused",
     "train cnn-cifar --graph --accumulate 2": "--accumulate",
+    "train resnet18 --data made --loader dali --graph": "leave out --graph",
     "train cnn-cifar --gpus 2 --compress zip": "--compress",
     "train cnn-cifar --strong": "--strong",
     **{f"train cnn-cifar --ladder {words}": words.split()[0]

@@ -142,23 +142,17 @@ def test_it_is_never_measured_cold(tmp_path: Path, device: torch.device) -> None
 
 
 @pytest.mark.gpu
-def test_a_captured_step_reads_batches_that_dali_does_not_overwrite(tmp_path: Path) -> None:
+def test_a_device_that_is_behind_reads_batches_that_dali_does_not_overwrite(tmp_path: Path) -> None:
     """The host runs ahead of a busy device, and lets go of each batch before it has been read."""
     gpu = torch.device("cuda")
     root = folder(tmp_path, *(encoded(flat(5 * number)) for number in range(50)))
     feed = opened(root, "dali", size=32, device=gpu).load(LoadSpec(8, gpu, 1, "dali", workers=2))
-    fixed, classes = (part.clone() for part in feed.to_device(next(feed), channels_last=True))
-    graph, doubled = torch.cuda.CUDAGraph(), torch.empty_like(fixed)
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        torch.mul(fixed, 2, out=doubled)
     busy, found = torch.randn(4096, 4096, device=gpu), []
     for _ in range(30):
         for _ in range(3):
             busy = torch.tanh(busy @ busy)
         images, classes = feed.to_device(next(feed), channels_last=True)
-        fixed.copy_(images)
-        graph.replay()
-        found.append((doubled / 2, classes))
+        found.append((images + 0, classes + 0))
     feed.close()
     for images, classes in found:
         levels = pixels(images).mean((1, 2, 3))
