@@ -296,7 +296,7 @@ def ranks_of(runs: Sequence[Unprofiled]) -> Ranks | None:
             ns for term, ns in run.step.recorded.items()
             if term not in (*IDLE, terms.COMMUNICATION, terms.LATE)
         )  # fmt: skip
-        left_ns = max(0, run.whole_ns - own_ns - transfers_ns)
+        left_ns = max(0, run.whole_ns - own_ns)  # transfers may hide behind its own work
         waiting_ns = min(sum(side[key].ns for key in keys) - transfers_ns, left_ns)
         rank = run.step.trace.facts.get("rank", number)
         times.append(RankTime(
