@@ -38,6 +38,7 @@ PredictedLimit = Annotated[str, Meta(pattern=f"^({'|'.join((*LIMITS, BORDER))})\
 Gain = Annotated[float, Meta(ge=-100)]  # of throughput, in per cent
 Milliseconds = Annotated[float, Meta(ge=-1e15, le=1e15)]  # thirty thousand years: more is an error
 MAX_WALL_GAP = 0.03  # where wall clock and median step differ by more, both are named
+FEWEST_FED_ROUNDS = 5  # of what a loader feeds: of three blocks the median is hardly known
 
 Setting = str | int | float | bool | None  # a field of a case
 

@@ -52,7 +52,7 @@ class TimedFeed(Loader):
         return self._loader.to_device(batch, channels_last)
 
     def drop_prefetched(self) -> None:
-        """Discard the batches that were loaded while others were timed."""
+        """Discard the batches that lie ready."""
         for _ in range(self._loader.queue_depth):
             start_s = time.perf_counter()
             next(self._loader)

@@ -22,9 +22,10 @@ from microbench.device.profiler import KernelTime, is_communication, record
 from microbench.timing.stats import median
 from microbench.timing.timers import CPU_TICK_S, EVENT_TICK_S, Block, Launch
 
-# Launched on a GPU before the first timed one, so that the device never starts from rest. It is in
-# no number: neither in the steps' times, nor in the wall clock, nor in what was waited.
+# Launched on a GPU before the first timed one, so that the device never starts from rest. A lead is
+# in no number: neither in the steps' times, nor in the wall clock, nor in what was waited.
 LEAD_STEPS = 1
+BURSTS_LEAD = 3  # of steps that come in bursts, one is launched before so many timed ones
 HOST_STEPS = 7
 PHASE_STEPS = 8
 PROFILE_STEPS = 5
@@ -49,11 +50,10 @@ class StepBlock(Block):
 class CudaSteps:
     """Times steps on the GPU's clock, by one event after each.
 
-    `resolution_s` is one tick; `lead_steps` are launched before a block, and in no number of it.
+    `resolution_s` is one tick.
     """
 
     resolution_s = EVENT_TICK_S
-    lead_steps = LEAD_STEPS
 
     def __init__(self, device_index: int, sm_count: int) -> None:
         from microbench.timing.instruments import Instruments
@@ -61,13 +61,13 @@ class CudaSteps:
         # Of the instruments only the clock stamp is used: nothing is flushed, so no L2 to cover.
         self._instruments = Instruments(device_index, 16, sm_count)
 
-    def block(self, launch: Launch, samples: int) -> StepBlock:
-        """Time `samples` consecutive steps, after LEAD_STEPS that fill the device's queue."""
+    def block(self, launch: Launch, samples: int, lead: int = LEAD_STEPS) -> StepBlock:
+        """Time `samples` consecutive steps, after a lead that fills the device's queue."""
         began, *events = (torch.cuda.Event(enable_timing=True) for _ in range(samples + 2))
         torch.cuda.synchronize()
         began_s = time.perf_counter()
         began.record()
-        for _ in range(LEAD_STEPS):
+        for _ in range(lead):
             launch()
         self._instruments.stamp_clock(0)
         events[0].record()
@@ -100,10 +100,10 @@ class CpuSteps:
     """Times steps by the monotonic clock, one after another."""
 
     resolution_s = CPU_TICK_S
-    lead_steps = 0
 
-    def block(self, launch: Launch, samples: int) -> StepBlock:
-        """Time `samples` consecutive steps."""
+    def block(self, launch: Launch, samples: int, lead: int = 0) -> StepBlock:
+        """Time `samples` consecutive steps, after a lead."""
+        self.run(launch, lead)
         walls = [time.perf_counter()]
         for _ in range(samples):
             launch()
@@ -120,31 +120,33 @@ class CpuSteps:
 class BurstTimer:
     """Times steps whose batches come in bursts, one per worker.
 
-    A block has a multiple of `workers` steps and one sample, their mean. Whole rounds of the
-    workers run before it too: where batches have been discarded, the first round waits for all of
-    them. The host stays at most RUN_AHEAD steps ahead, as in a training that reads its loss now and
-    then; else it would fetch all batches of a block at once and hold them in memory. `waited_s`
-    returns the seconds waited for data so far.
+    A block has a multiple of `workers` steps and one sample, their mean. A whole round of the
+    workers leads it, or more: where batches have been discarded, the first round waits for all of
+    them. No stop comes between, in which batches would gather. The host stays at most RUN_AHEAD
+    steps ahead, as in a training that reads its loss now and then; else it would fetch all batches
+    of a block at once and hold them in memory. `waited_s` returns the seconds waited for data so
+    far. Without workers there is no round, and a short block may have no lead.
     """
 
     def __init__(self, timer: StepTimer, workers: int, waited_s: Callable[[], float]) -> None:
-        self._timer, self._workers, self._waited_s = timer, max(1, workers), waited_s
+        self._timer, self._workers, self._waited_s = timer, workers, waited_s
         self._paced = isinstance(timer, CudaSteps)
-        self.resolution_s, self.lead_steps = timer.resolution_s, timer.lead_steps
+        self.resolution_s = timer.resolution_s
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
         """Time at least `samples` consecutive steps. Raises what fetching a batch raises."""
         steps, held_back = self._whole_rounds(samples), self._held_back(launch)
+        lead = self._whole_rounds(max(self._workers, samples // BURSTS_LEAD))
         launched, before_s = 0, 0.0
 
         def noted() -> object:
             nonlocal launched, before_s
-            if launched == self._timer.lead_steps:
+            if launched == lead:
                 before_s = self._waited_s()
             launched += 1
             return held_back()
 
-        block = self._timer.block(noted, steps)
+        block = self._timer.block(noted, steps, lead)
         waited_s = self._waited_s() - before_s
         return replace(block, times_s=(fmean(block.times_s),), waited_s=waited_s)
 
@@ -153,7 +155,8 @@ class BurstTimer:
         self._timer.run(self._held_back(launch), self._whole_rounds(times))
 
     def _whole_rounds(self, steps: int) -> int:
-        return math.ceil(steps / self._workers) * self._workers
+        workers = max(1, self._workers)
+        return math.ceil(steps / workers) * workers
 
     def _held_back(self, launch: Launch) -> Launch:
         """The launch, which first waits for the device where the host is too far ahead."""
@@ -173,7 +176,7 @@ class BurstTimer:
         return paced
 
 
-StepTimer = CudaSteps | CpuSteps | BurstTimer
+StepTimer = CudaSteps | CpuSteps
 
 
 def host_time(launch: Launch, count: int = HOST_STEPS) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
+from e2e.results.types import FEWEST_FED_ROUNDS
 from e2e.training.host_speed import SpeedByTurn
 from e2e.training.launch import RanksLost
 from e2e.training.ranks import MEET_S, Ranks
@@ -30,9 +31,7 @@ from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, me
 # median of a turn to be known to a fraction of a per cent; less when the budget is short.
 TURN_S, WARM_SHARE = 0.8, 0.25
 ROUNDS = INTERIM_LOOKS[0]  # that a budget is meant to last for
-# Of a case that is fed: some bursts of its workers, after what lay ready has been thrown away.
-LOADER_TURN_S, LOADER_WARM_SHARE, LOADER_BURSTS = 4.0, 0.25, 4
-CPU_BLOCK_S = 2.0
+LOADER_TURN_S, CPU_TURN_S = 4.0, 2.0  # at most, where steps are fed, and where a CPU trains
 SETTLED_STEPS = 2  # after the first ones: they measure the memory and the time of a step
 KNOWN_SHARE = 1 / 3  # of the budget: from here on it is said how long the rest takes
 
@@ -67,7 +66,7 @@ def time_interleaved(
     """Fill the blocks of all variants, one each per round, in a new order each round.
 
     Ends when every interval is narrow, after MAX_ROUNDS, or when `budget_s` is spent and
-    FEWEST_ROUNDS are done. VariantFailed where a step raises; RanksLost where that is one of
+    the fewest rounds are done. VariantFailed where a step raises; RanksLost where that is one of
     several ranks; UserError for a broken file of strict data.
     """
     for variant in variants:
@@ -81,7 +80,7 @@ def time_interleaved(
         sampler.round(number)
         spent_s = time.perf_counter() - began_s
         if watch.left and spent_s >= KNOWN_SHARE * budget_s:
-            watch.left(max(0.0, budget_s - spent_s, (FEWEST_ROUNDS / number - 1) * spent_s))
+            watch.left(max(0.0, budget_s - spent_s, (sampler.fewest / number - 1) * spent_s))
         if ranks.from_rank0(sampler.enough(number, spent_s)):
             break
     sampler.finish()
@@ -110,11 +109,12 @@ class _Sampler:
         self._budget_s, self._ranks, self._watch = budget_s, ranks, watch
         self._several = len(variants) > 1
         self._timer = _timer_of_bursts(variants, timer)
-        cuda = ranks.device.type == "cuda"
-        self._plan = _plan(variants, budget_s / len(self._order), cuda=cuda)
-        # Fed steps come in whole rounds of the workers: one before a block is enough, and seen.
         fed = any(variant.training.case.loads_data for variant in variants)
-        self._watched = 1.0 if fed else WATCHED_SHARE
+        self.fewest = FEWEST_FED_ROUNDS if fed else FEWEST_ROUNDS
+        self._plan = _plan(
+            budget_s / len(self._order), fed=fed, led=isinstance(self._timer, BurstTimer),
+            cuda=ranks.device.type == "cuda",
+        )  # fmt: skip
         self._last: tuple[Variant, TimedPart] | None = None
         # Another order in each comparison: what a start or a swing of the clock does to a turn
         # would else fall to the same variant every time.
@@ -134,14 +134,14 @@ class _Sampler:
         for variant, part in self._order:
             self._begin(variant, part, number)
             with blaming(variant, self._ranks):
-                self._warm(part, (1 - self._watched) * self._plan.warm_s)
+                self._warm(part, (1 - WATCHED_SHARE) * self._plan.warm_s)
                 with self._watch.during(part.key):
-                    self._warm(part, self._watched * self._plan.warm_s)
+                    self._warm(part, WATCHED_SHARE * self._plan.warm_s)
                     part.blocks.append(self._block(part))
 
     def enough(self, rounds: int, spent_s: float) -> bool:
         """Whether that was the last round."""
-        if spent_s >= self._budget_s and rounds >= FEWEST_ROUNDS:
+        if spent_s >= self._budget_s and rounds >= self.fewest:
             return True
         return rounds in INTERIM_LOOKS and all(self._settled(part) for _, part in self._order)
 
@@ -159,10 +159,12 @@ class _Sampler:
         self._last = variant, part
         variant.trainer.set_backend_flags()
         self._watch.announce(variant.key, f"timing, round {number}{_rate_so_far(variant)}")
-        # Whoever waits for its loader must not live on what came in another's turn; others have
+        # Whoever waits for its loader must not live on what came before its turn; others have
         # batches ready at all times, and workers that fill up would only slow them.
-        if self._several:
-            variant.feed.drop_prefetched() if variant.waits else variant.feed.wait_until_full()
+        if variant.waits:
+            variant.feed.drop_prefetched()
+        elif self._several:
+            variant.feed.wait_until_full()
 
     def _same_weights(self) -> None:
         """After steps without an exchange: give every rank the weights of rank 0 again."""
@@ -196,7 +198,7 @@ class _Sampler:
         return half_width_pct(centre, ends) <= MAX_INTERVAL_PCT or ends[1] - ends[0] <= 2 * tick_s
 
 
-def _timer_of_bursts(variants: Sequence[Variant], timer: StepTimer) -> StepTimer:
+def _timer_of_bursts(variants: Sequence[Variant], timer: StepTimer) -> StepTimer | BurstTimer:
     """A timer of bursts, where batches come in them."""
     cases = [variant.training.case for variant in variants]
     # A pinned batch is timed as fed ones are, or their difference would be the stopwatch's.
@@ -207,22 +209,19 @@ def _timer_of_bursts(variants: Sequence[Variant], timer: StepTimer) -> StepTimer
     return BurstTimer(timer, workers, lambda: sum(v.feed.waited_s for v in variants))
 
 
-def _plan(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> SamplingPlan:
-    """For parts that have `part_s` seconds each, in all."""
+def _plan(part_s: float, *, fed: bool, led: bool, cuda: bool) -> SamplingPlan:
+    """For parts that have `part_s` seconds each, in all; `led` where a block has a lead to warm up.
+
+    `BurstTimer` adds what makes rounds of the workers whole, so that a turn is at least two: one
+    that leads, one that is timed.
+    """
+    turn_s = min(LOADER_TURN_S if fed else TURN_S, part_s / ROUNDS)
+    if not (fed or cuda):
+        turn_s = min(CPU_TURN_S, part_s / FEWEST_ROUNDS)
+    warm_s = WARM_SHARE * turn_s if cuda or led else 0.0
     if not cuda:
-        return SamplingPlan(0.0, 0.0, min(CPU_BLOCK_S, part_s / FEWEST_ROUNDS), least=1, most=100)
-    cases = [(v.training.case, v.parts[0].estimate_s) for v in variants]
-    if not any(case.loads_data for case, _ in cases):
-        turn_s = min(TURN_S, part_s / ROUNDS)
-        warm_s = WARM_SHARE * turn_s
-        return SamplingPlan(TURN_S, warm_s, turn_s - warm_s, least=3, most=400)
-    # At most LOADER_TURN_S, with some bursts in each turn. `BurstTimer` adds what makes a round of
-    # the workers whole.
-    burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
-    wanted_s = max(part_s / ROUNDS, LOADER_BURSTS * burst_s)
-    turn_s = min(LOADER_TURN_S, part_s / FEWEST_ROUNDS, wanted_s)
-    warm_s = LOADER_WARM_SHARE * turn_s
-    return SamplingPlan(TURN_S, warm_s, turn_s - warm_s, least=1, most=400)
+        return SamplingPlan(0.0, 0.0, turn_s - warm_s, least=1, most=100)
+    return SamplingPlan(TURN_S, 0.0 if led else warm_s, turn_s - warm_s, least=3, most=400)
 
 
 def _rate_so_far(variant: Variant) -> str:

@@ -269,6 +269,10 @@ def test_a_command_that_knows_how_long_its_results_take_says_so_from_a_third_on(
     now_s = 88.0
     left.ends_in(3.0)
     assert left.seconds() == pytest.approx(3.0), "what is under way knows better"
+    left.ends_in(3.0, 50.0)
+    left.restart()
+    left.begin(Begun(Stage.PREDICTING))
+    assert left.seconds() is None, "what a process said that died"
 
 
 # ---------------------------------------------------------------- networks that crash or hang

@@ -23,10 +23,10 @@ from e2e.training.host_speed import SpeedByTurn
 from e2e.training.ranks import Ranks
 from e2e.training.speedups import with_speedups
 from e2e.training.step_timer import (
+    BURSTS_LEAD,
     BurstTimer,
     CpuSteps,
     PhaseClock,
-    StepBlock,
     busy_in,
     time_phases,
     union_s,
@@ -38,7 +38,6 @@ from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import KernelTime
 from microbench.errors import UserError
 from microbench.timing import FEWEST_ROUNDS
-from microbench.timing.timers import Launch
 
 NAP_S = 0.002
 TICKS = 60
@@ -112,16 +111,6 @@ def test_a_block_has_a_time_for_every_step_and_they_add_up() -> None:
 # ---------------------------------------------------------------- steps that a loader feeds
 
 
-class Led(CpuSteps):
-    """As a GPU's timer, which launches a step before the first that it times."""
-
-    lead_steps = 1
-
-    def block(self, launch: Launch, samples: int) -> StepBlock:
-        launch()
-        return super().block(launch, samples)
-
-
 class Loader:
     """Waits a second more for each batch than for the one before."""
 
@@ -133,21 +122,22 @@ class Loader:
         self.waited_s += self.steps
 
 
-@given(st.sampled_from([CpuSteps(), Led()]), st.integers(1, 8), st.integers(1, 20))
-def test_blocks_have_equal_steps_of_workers(timer: CpuSteps, workers: int, samples: int) -> None:
+@given(st.integers(0, 8), st.integers(1, 20))
+def test_blocks_and_what_leads_them_have_equal_steps_of_workers(workers: int, samples: int) -> None:
     loader = Loader()
-    bursts = BurstTimer(timer, workers, lambda: loader.waited_s)
+    bursts = BurstTimer(CpuSteps(), workers, lambda: loader.waited_s)
     block = bursts.block(loader.step, samples)
-    steps = loader.steps - timer.lead_steps
-    assert steps % workers == 0
-    assert samples <= steps < samples + workers
-    timed = range(1 + timer.lead_steps, loader.steps + 1)
-    assert block.waited_s == sum(timed)
-    assert (block.wall_steps, len(block.times_s)) == (steps, 1)
+    steps, each = block.wall_steps, max(1, workers)
+    lead = loader.steps - steps
+    assert steps % each == lead % each == 0
+    assert samples <= steps < samples + each
+    assert max(workers, samples // BURSTS_LEAD) <= lead <= steps
+    assert block.waited_s == sum(range(1 + lead, loader.steps + 1))
+    assert len(block.times_s) == 1
     assert steps * block.times_s[0] == pytest.approx(block.wall_s)
     before = loader.steps
     bursts.run(loader.step, samples)
-    assert loader.steps - before == steps, "whole rounds before a block too"
+    assert loader.steps - before == steps
 
 
 # ---------------------------------------------------------------- phases
