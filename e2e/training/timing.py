@@ -31,7 +31,7 @@ from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, me
 # median of a turn to be known to a fraction of a per cent; less when the budget is short.
 TURN_S, WARM_SHARE = 0.8, 0.25
 ROUNDS = INTERIM_LOOKS[0]  # that a budget is meant to last for
-LOADER_TURN_S, CPU_TURN_S = 4.0, 2.0  # at most, where steps are fed, and where a CPU trains
+LOADER_TURN_S, CPU_TURN_S = 4.0, 2.0  # at most, of fed steps, and of others on a CPU without a lead
 SETTLED_STEPS = 2  # after the first ones: they measure the memory and the time of a step
 KNOWN_SHARE = 1 / 3  # of the budget: from here on it is said how long the rest takes
 
@@ -216,7 +216,7 @@ def _plan(part_s: float, *, fed: bool, led: bool, cuda: bool) -> SamplingPlan:
     that leads, one that is timed.
     """
     turn_s = min(LOADER_TURN_S if fed else TURN_S, part_s / ROUNDS)
-    if not (fed or cuda):
+    if not (led or cuda):
         turn_s = min(CPU_TURN_S, part_s / FEWEST_ROUNDS)
     warm_s = WARM_SHARE * turn_s if cuda or led else 0.0
     if not cuda:
