@@ -97,7 +97,7 @@ OPTIONS = {
         LOADING[0],
         Override(
             "workers", type=str, default=None,
-            help="Worker processes: 1..16, 2,4,8  [default: one per core, a quarter of that, 1]",
+            help="Worker processes: 1..16, 2,4,8  [default: one per core, a quarter of that]",
         ),
         "cpus",
         Override("recipe", help="Recipes to compare, as for train  [default: tf32,amp]"),

@@ -7,7 +7,6 @@ share, and what they cost each other, as measured with another number of workers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from e2e.results.loader_types import Loading
 from e2e.results.types import Predicted, Training
 from e2e.training.speedups import LOADER_SHARE
+from microbench.timing.stats import median_interval
 
 Estimate = NDArray[np.float64]  # a value and the ends of its 95 % interval, or thrice the value
 
@@ -34,57 +34,56 @@ def predict_together(
 
     `pinned` is its training on a pinned batch, `host_s` the CPU time of a step of that. The step is
     the longer of training and loading, or all their CPU time over `cores`; more, if what is `known`
-    with more workers took more; at most one after the other. The interval is that of its terms.
+    with more workers surely took more; at most one after the other. The interval is that of its
+    terms, with `host_s` as given.
     """
-    units = pinned.step_units
-    trains, loads = _step(pinned), _loads(loading, units)
+    images = pinned.case.batch * pinned.case.accumulate  # a step's, of whatever units
+    trains, loads = _step(pinned), _loads(loading, images)
     if trains is None or loads is None:
         return None
-    longer = np.maximum(trains, loads) + _mutual(trains, loads, loading, known, units)
-    shared_s = ((loading.cpu_s_per_image or 0.0) * units + host_s) / cores
-    step = np.minimum(np.maximum(longer, shared_s), trains + loads)
+    longer = np.maximum(trains, loads) + _mutual(trains, loads, loading, known, images)
+    shared = (_cpu_s_per_image(loading) * images + host_s) / cores
+    step = np.minimum(np.maximum(longer, shared), trains + loads)
     waits = step[0] > (1 + LOADER_SHARE) * trains[0]  # as for measured steps
     limit = "data" if waits else pinned.limit or "gpu"
     return Predicted(float(step[0]), (float(step.min()), float(step.max())), limit, {})
 
 
 def _mutual(
-    trains: Estimate, loads: Estimate, loading: Loading, known: Fed | None, units: int
+    trains: Estimate, loads: Estimate, loading: Loading, known: Fed | None, images: int
 ) -> Estimate:
     """Seconds of a step that training and loading cost each other.
 
-    As in the known training, in proportion to the seconds that workers load beside training.
+    As in the known training, in proportion to the seconds that workers load beside training. The
+    value is what its step is beyond both for sure: less may be chance.
     """
     step = known and _step(known.training)
-    loads_there = known and _loads(known.loading, units)
-    if known is None or step is None or loads_there is None:
+    there = known and _loads(known.loading, images)
+    if known is None or step is None or there is None:
         return np.zeros(3)
-    trains_s, there_s = trains[0], loads_there[0]
-    beside_s = min(trains_s, there_s)
-    cost = np.clip(step - max(trains_s, there_s), 0.0, beside_s)
+    beside_s = min(trains[0], there[0])
+    beyond = step[[1, 1, 2]] - np.maximum(trains, there)[[0, 2, 1]]
     share = loading.case.workers / known.loading.case.workers
-    return cost * share * min(trains_s, loads[0]) / beside_s
+    return np.clip(beyond, 0.0, beside_s) * share * min(trains[0], loads[0]) / beside_s
 
 
 def _step(training: Training) -> Estimate | None:
     timed = training.timed
-    return timed and np.array([timed.median_s, *(timed.ci95_s or 2 * (timed.median_s,))])
+    return timed and _estimate(timed.median_s, timed.ci95_s)
 
 
 def _loads(loading: Loading, images: int) -> Estimate | None:
     """Seconds that the loader takes for a step's images."""
-    per_s = loading.per_s
-    if not per_s:
-        return None
-    low, high = loading.ci95_per_s or (per_s, per_s)
-    return images / np.array([per_s, max(high, per_s), max(1e-9, min(low, per_s))])
+    image = loading.timed
+    return image and images * _estimate(image.median_s, image.ci95_s)
 
 
-def fewest_from(counts: Iterable[int], fits: Callable[[int], bool]) -> int | None:
-    """The smallest of these numbers of workers from which on all fit; None if the last does not."""
-    fewest: int | None = None
-    for count in sorted(counts, reverse=True):
-        if not fits(count):
-            break
-        fewest = count
-    return fewest
+def _cpu_s_per_image(loading: Loading) -> Estimate:
+    """CPU seconds of the loader, over all cores; zeros where they are unknown."""
+    each = [((block.cpu_s or 0.0) / block.images,) for block in loading.blocks]
+    return _estimate(loading.cpu_s_per_image or 0.0, median_interval(each))
+
+
+def _estimate(value: float, ends: tuple[float, float] | None) -> Estimate:
+    low, high = ends or (value, value)
+    return np.array([value, min(low, value), max(high, value)])

@@ -17,20 +17,18 @@ from e2e.options import TrainOptions
 from e2e.plan import Cases
 from e2e.results.baselines import baselines
 from e2e.results.loader_types import LoadCase, Loading, load_case
-from e2e.results.types import PREDICTED, Predicted, Training
-from microbench.device.host import usable_cores
+from e2e.results.types import FEWEST_FED_ROUNDS, PREDICTED, Predicted, Training
 from microbench.errors import UserError
 from microbench.results.types import Run
 from microbench.run_output import Done
 from microbench.sweep import parse_names, parse_numbers
-from microbench.timing import FEWEST_ROUNDS
 
 if TYPE_CHECKING:
     from e2e.commands.session import Session
 
 LOAD_BUDGET_S = 6.0  # seconds of loading, for each loader
 # The same of `stalls`, and its seconds of timing for each comparison: with what is set up in
-# between, ResNet-50 takes 100 seconds on a GPU with 16 cores.
+# between, ResNet-50 takes about 100 seconds on a GPU with 16 cores.
 STALLS_LOAD_S, COMPARISON_S = 1.5, 5.0
 # Said before it is known: seconds of a loader alone, of a training beside its timing, and of that
 # what comes afterwards.
@@ -56,8 +54,8 @@ def run_stalls(network: str, workers: str | None, measure: str, values: dict[str
     if loader not in fitting:
         fit = ", ".join(fitting)
         raise UserError(f"--loader {loader} has no workers to compare; choose from {fit}")
-    cores_there = options.cpus or usable_cores()
-    few = f"{cores_there},{max(1, cores_there // 4)},1"
+    there = options.cpus or cores()
+    few = f"{there},{max(1, there // 4)}"
     counts = sorted(set(parse_numbers(workers or few, "--workers")), reverse=True)
     budget_s = min(STALLS_LOAD_S, options.budget or COMPARISON_S)
     procedure = partial(measure_stalls, workers=counts, measure=measure, load_budget_s=budget_s)
@@ -81,7 +79,7 @@ def run_loaders(backend: str, workers: str | None, values: dict[str, Any]) -> Do
     size = None if data in SMALL else "3x224x224"
     network = "e2e.data.datasets.own:AnyInput" if own else "cnn-cifar"
     options = _options(network, {**values, "input": values["input"] or size, "recipe": "fp32"})
-    counts = parse_numbers(workers or f"1..{options.cpus or usable_cores()}", "--workers")
+    counts = parse_numbers(workers or f"1..{options.cpus or cores()}", "--workers")
     budget_s = options.budget or LOAD_BUDGET_S
     procedure = partial(measure_loaders, names=names, workers=counts, load_budget_s=budget_s)
     return run_training(options, procedure, "loader")
@@ -143,19 +141,21 @@ def _load_s(run: Run, load: LoadCase) -> float:
 def _comparison_s(job: Session, run: Run, cases: Cases) -> float:
     """About how many seconds a comparison takes: its budget, or a few rounds of the workers.
 
-    In a turn one is timed, and on a GPU one goes before. Where training waits for data, about one
-    is thrown away before, and two come afterwards, until the workers rest.
+    In a turn one leads and one is timed. Where training waits for data, about one is thrown away
+    before, and two come afterwards, until the workers rest.
     """
     turns_s = others_s = 0.0
     for case in cases:
         loading = run.find(Loading, load_case(case).key)
         alone = run.find(Training, replace(case, loader="pinned", workers=0).key)
-        rates = [one.per_s for one in (loading, alone) if one and one.per_s]
-        round_s = max(1, case.workers) * case.batch / min(rates) if rates else 0.0
-        waits = not (alone and alone.per_s and alone.per_s <= min(rates))
-        turns_s += FEWEST_ROUNDS * (1 + (job.kind == "cuda") + waits) * round_s
+        loads_s = case.batch * case.accumulate / loading.per_s if loading and loading.per_s else 0.0
+        trains_s = (alone and alone.step_s) or 0.0
+        round_s = max(1, case.workers) * max(loads_s, trains_s)
+        waits = loads_s > trains_s
+        turns_s += FEWEST_FED_ROUNDS * (2 + waits) * round_s
         set_up_s = alone.setup_s + ABOUT_LOOKED_S if alone and alone.setup_s else ABOUT_SET_UP_S
-        others_s += (1 + 2 * waits) * round_s + set_up_s
+        first_s = (loading and loading.first_s) or 0.0  # its workers start
+        others_s += (1 + 2 * waits) * round_s + set_up_s + first_s
     return max(job.options.budget or COMPARISON_S, turns_s) + others_s
 
 

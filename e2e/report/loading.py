@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import NamedTuple
 
-from e2e.case import DATA_WORDS, RESIDENT, TrainCase
-from e2e.input_stalls import fewest_from
+from e2e.case import DATA_WORDS, RESIDENT, TrainCase, is_own
 from e2e.report.answer import NO_VERDICT
 from e2e.report.figures import bottleneck, is_clear
 from e2e.report.variants import SHORT_MARK, SHORT_NOTE, SHORT_WORDS, grouped, is_short
@@ -122,15 +121,36 @@ class LoaderSweep:
             gain = self.speedup(recipe, base, count)
             return gain is not None and gain.pays
 
-        return fewest_from(self.workers, pays)
+        return self._fewest(pays)
 
     def in_full_from(self, recipe: str) -> int | None:
         """The fewest workers at which a recipe has IN_FULL of its throughput without a loader."""
-        alone = self.alone.get(recipe)
-        if alone is None or not alone.per_s:
+
+        def enough(count: int) -> bool:
+            share = self.reached(recipe, count)
+            return share is not None and share.ratio >= IN_FULL
+
+        return self._fewest(enough)
+
+    def _fewest(self, fits: Callable[[int], bool]) -> int | None:
+        """The fewest workers from which on all fit; None if the most do not."""
+        fewest: int | None = None
+        for count in reversed(self.workers):
+            if not fits(count):
+                break
+            fewest = count
+        return fewest
+
+    def reached(self, recipe: str, workers: int) -> Ratio | None:
+        """The share of a recipe's throughput without a loader, measured or else predicted."""
+        alone, fed = self.alone.get(recipe), self.at(recipe, workers)
+        timed, per_s = alone and alone.timed, self.per_s(recipe, workers)
+        if fed is None or timed is None or not per_s:
             return None
-        enough = IN_FULL * alone.per_s
-        return fewest_from(self.workers, lambda count: self.per_s(recipe, count) >= enough)
+        ends = fed.timed.ci95_s if fed.timed else fed.predicted and fed.predicted.interval_s
+        low, high = timed.ci95_s or 2 * (timed.median_s,)
+        share = timed.median_s * per_s / fed.step_units
+        return Ratio(share, ends and (low / ends[1], high / ends[0]))
 
 
 def loader_sweeps(run: Run) -> list[LoaderSweep]:
@@ -187,12 +207,14 @@ def sweep_part(sweep: LoaderSweep, level: int) -> Part:
         for count in sweep.workers
     ]  # fmt: skip
     title = sweep.title(base, SHORT_MARK)
+    unit = sweep.trainings[0].unit
+    loader = "loader\nalone" if unit == "img" else "loader\nsample/s"
     columns = [
         Column("workers", "workers"),
         *(Column(f"{name} x {title}", f"gain {name}", _gain) for name in others),
-        *(Column(f"{name}\nimg/s", f"rate {name}", drop=2) for name in sweep.recipes),
+        *(Column(f"{name}\n{unit}/s", f"rate {name}", drop=2) for name in sweep.recipes),
         Column(f"{last}\nbottleneck", "limit", drop=1),
-        Column("loader\nalone", "loader.per_s", fmt.throughput, drop=3),
+        Column(loader, "loader.per_s", fmt.throughput, drop=3),
     ]
     name = f"Together: {sweep_title(sweep)}" * (level == VERBOSE)
     return Part(name, columns, [*map(Row, rows)], _notes(sweep), level)
@@ -226,7 +248,7 @@ def _notes(sweep: LoaderSweep) -> list[str]:
     every = (sweep.speedup(name, base, count) for name in others for count in sweep.workers)
     gains = list(filter(None, every))
     return [
-        "img/s: predicted / measured, by the wall clock"
+        f"{sweep.trainings[0].unit}/s: predicted / measured, by the wall clock"
         + "; in round brackets: predicted" * any(not gain.measured for gain in gains)
         + f"; {fmt.UNCERTAIN}: too uncertain for a verdict"
         * any(gain.measured and gain.ratio.ruined_pct > 0 for gain in gains),
@@ -265,7 +287,9 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     if full:
         lines.append(Line("Why", "; ".join(full[:2])))
     if any(sweep.alone.get(name) and not sweep.in_full_from(name) for name in sweep.recipes):
-        lines.append(Line("Do", "more workers or a faster loader (halfway loader; not measured)"))
+        taken = 0 < sweep.trainings[0].case.cpus <= most  # 0: not known how many there were
+        more = "" if taken else ", or more workers where cores are free"
+        lines.append(Line("Do", f"a faster loader{more} (halfway loader; not measured)"))
     if errors := sweep.errors_pct:
         off = f"{median(map(abs, errors)):.1f} % off in the median, {max(errors, key=abs):+.1f} %"
         points = fmt.count(len(errors), "point")
@@ -305,12 +329,17 @@ def _in_full(sweep: LoaderSweep, name: str) -> str:
     if alone is None or not alone.per_s:
         return ""
     start, most = sweep.in_full_from(name), sweep.workers[-1]
-    text = f"{name} trains {fmt.throughput(alone.per_s)} img/s without a loader"
-    if start is not None:
-        workers = fmt.count(start, "worker")
-        return f"{text}, with {workers} at least {100 * IN_FULL:.0f} % of that"
-    left = 100 * sweep.per_s(name, most) / alone.per_s
-    return f"{text}, {most} workers reach {left:.0f} % of it" if left else text
+    text = f"{name} trains {fmt.throughput(alone.per_s)} {alone.unit}/s without a loader"
+    share = sweep.reached(name, start or most)
+    if share is None:
+        return text
+    workers, left = fmt.count(start or most, "worker"), f"{100 * share.ratio:.0f} %"
+    if share.ci95 and share.ruined_pct:
+        low, high = share.ci95
+        left = f"{100 * low:.0f} to {100 * min(1.0, high):.0f} %"
+    elif start is not None:
+        left = f"at least {100 * IN_FULL:.0f} %"
+    return f"{text}, with {workers} {left} of that"
 
 
 # ---------------------------------------------------------------- alone
@@ -319,6 +348,7 @@ def _in_full(sweep: LoaderSweep, name: str) -> str:
 def loaders_part(run: Run, level: int) -> Part:
     """One row per loader and number of workers."""
     loadings = run.of(Loading)
+    unit = _unit(loadings)
     lost = [(row.case.loader, row.reason or "no reason given") for row in loadings
             if row.per_s is None]  # fmt: skip
     notes = [
@@ -331,9 +361,9 @@ def loaders_part(run: Run, level: int) -> Part:
         *[Column("batch", "case.batch", drop=7)] * (len({row.case.batch for row in loadings}) > 1),
         Column("workers", "case.workers"),
         Column("prefetch", "case.prefetch", lambda ahead: f"{ahead or ''}", drop=8),
-        Column("img/s", "per_s", fmt.throughput),
+        Column(f"{unit}/s", "per_s", fmt.throughput),
         Column("±", "", lambda row: fmt.half_interval(row.per_s or 0.0, row.ci95_per_s), drop=3),
-        Column("img/s\nper core", "per_s_per_core", fmt.throughput, drop=2),
+        Column(f"{unit}/s\nper core", "per_s_per_core", fmt.throughput, drop=2),
         Column("MB/s\nread", "bytes_per_s", lambda rate: fmt.throughput(rate / 1e6), drop=4),
         Column("first\nbatch", "first_s", fmt.duration, drop=5),
     ]
@@ -382,7 +412,13 @@ def _rate(row: Loading) -> str:
     half = fmt.half_interval(row.per_s or 0.0, row.ci95_per_s)
     with_ = f" with {fmt.count(row.case.workers, 'worker')}" if row.case.workers else ""
     ends = f" (±{half})" if half else ""
-    return f"{row.case.loader} delivers {fmt.throughput(row.per_s or 0.0)} img/s{with_}{ends}"
+    rate = f"{fmt.throughput(row.per_s or 0.0)} {_unit([row])}/s"
+    return f"{row.case.loader} delivers {rate}{with_}{ends}"
+
+
+def _unit(loadings: Sequence[Loading]) -> str:
+    """What loaders' rates count: samples of people's own data need not be images."""
+    return "sample" if any(is_own(row.case.data) for row in loadings) else "img"
 
 
 def loaders_raw(run: Run) -> Raw:

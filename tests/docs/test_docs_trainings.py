@@ -180,13 +180,18 @@ def test_workers_that_amp_needs() -> None:
     (joint,) = loader_sweeps(run("stalls-resnet50"))
     gain = joint.speedup("amp", "tf32", 16)
     assert gain is not None
-    reached = 100 * rates["amp"][0] / rates["amp"][1]
-    says(STALLS, "at full speed in TF32", reached)
+    reached = joint.reached("amp", 16)
+    assert reached
+    assert reached.ci95
+    assert reached.ruined_pct
+    says(STALLS, "at full speed in TF32", *(100 * end for end in reached.ci95))
     says(STALLS, "How many workers", *(alone[n] for n in (1, 4, 16)), rates["tf32"][1],
          *rates["amp"], interval(gain.ratio), interval(pinned["amp"].speedup["tf32"]))  # fmt: skip
     errors = [100 * abs((t.predicted_per_s or 0) / (t.per_s or 1) - 1) for t in together.values()]
     says(STALLS, "With 16 workers the predicted", *errors, half_pct(together["amp"]))
-    says(AMP, "with JPEG files and 16 workers", *rates["amp"], *rates["tf32"])
+    says(AMP, "with JPEG files and 16 workers", *rates["amp"], half_pct(together["amp"]),
+         *rates["tf32"])  # fmt: skip
+    says(LOADER, "With 4 workers", joint.per_s("amp", 4), alone[4])
     times_ms = [1e3 * time_s for time_s in steps_of(together["amp"]).times_s]
     says(LOADER, "step with 16 workers", *times_ms, 1e3 * steps_of(pinned["amp"]).median_s)
 
