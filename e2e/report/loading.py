@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from statistics import median
 from typing import NamedTuple
 
@@ -125,28 +126,19 @@ class LoaderSweep:
 
     def in_full_from(self, recipe: str) -> int | None:
         """The fewest workers at which a recipe has IN_FULL of its throughput without a loader."""
-
-        def enough(count: int) -> bool:
-            share = self.reached(recipe, count)
-            return share is not None and share.ratio >= IN_FULL
-
-        return self._fewest(enough)
+        return self._fewest(lambda count: self.reached(recipe, count).ratio >= IN_FULL)
 
     def _fewest(self, fits: Callable[[int], bool]) -> int | None:
         """The fewest workers from which on all fit; None if the most do not."""
-        fewest: int | None = None
-        for count in reversed(self.workers):
-            if not fits(count):
-                break
-            fewest = count
-        return fewest
+        fitting = [*takewhile(fits, reversed(self.workers))]
+        return fitting[-1] if fitting else None
 
-    def reached(self, recipe: str, workers: int) -> Ratio | None:
-        """The share of a recipe's throughput without a loader, measured or else predicted."""
+    def reached(self, recipe: str, workers: int) -> Ratio:
+        """The share of its throughput without a loader, measured, else predicted; 0 if unknown."""
         alone, fed = self.alone.get(recipe), self.at(recipe, workers)
         timed, per_s = alone and alone.timed, self.per_s(recipe, workers)
         if fed is None or timed is None or not per_s:
-            return None
+            return Ratio(0.0, None)
         ends = fed.timed.ci95_s if fed.timed else fed.predicted and fed.predicted.interval_s
         low, high = timed.ci95_s or 2 * (timed.median_s,)
         share = timed.median_s * per_s / fed.step_units
@@ -287,8 +279,8 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     if full:
         lines.append(Line("Why", "; ".join(full[:2])))
     if any(sweep.alone.get(name) and not sweep.in_full_from(name) for name in sweep.recipes):
-        taken = 0 < sweep.trainings[0].case.cpus <= most  # 0: not known how many there were
-        more = "" if taken else ", or more workers where cores are free"
+        cpus = sweep.trainings[0].case.cpus  # 0: not known how many there were
+        more = ", or more workers where cores are free" * (not 0 < cpus <= most)
         lines.append(Line("Do", f"a faster loader{more} (halfway loader; not measured)"))
     if errors := sweep.errors_pct:
         off = f"{median(map(abs, errors)):.1f} % off in the median, {max(errors, key=abs):+.1f} %"
@@ -331,7 +323,7 @@ def _in_full(sweep: LoaderSweep, name: str) -> str:
     start, most = sweep.in_full_from(name), sweep.workers[-1]
     text = f"{name} trains {fmt.throughput(alone.per_s)} {alone.unit}/s without a loader"
     share = sweep.reached(name, start or most)
-    if share is None:
+    if not share.ratio:
         return text
     workers, left = fmt.count(start or most, "worker"), f"{100 * share.ratio:.0f} %"
     if share.ci95 and share.ruined_pct:
