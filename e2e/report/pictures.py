@@ -191,7 +191,7 @@ def waterfall_rows(variant: Training, label: str) -> list[Json]:
 
 
 def loading_chart(run: Run) -> Any:
-    """Networks fed by loaders, a panel each: img/s by workers.
+    """Networks fed by loaders, a panel each: images (or tokens) per second by workers.
 
     UserError when none was measured, or when Altair is not installed.
     """
@@ -203,7 +203,8 @@ def loading_chart(run: Run) -> Any:
     colours[LOADER_LINE] = LOADER_COLOUR
     names = {loading.case.data for loading in run.of(Loading)}
     data = fmt.listed(sorted(DATA_WORDS.get(name, name) for name in names))
-    drawn = charts.lines(rows, x="workers", y="img/s", log=False, colours=colours,
+    unit = fmt.listed(sorted({f"{t.unit}/s" for sweep in sweeps for t in sweep.trainings}))
+    drawn = charts.lines(rows, x="workers", y=unit, log=False, colours=colours,
                          dashes={LOADER_LINE: [5, 4]})  # fmt: skip
     return charts.titled(
         [drawn],
@@ -216,13 +217,18 @@ def loading_chart(run: Run) -> Any:
 
 
 def sweep_rows(sweep: LoaderSweep) -> list[Json]:
-    """A row a point: predicted ("line") and measured ("point") img/s, and the loader alone."""
+    """A row a point: predicted ("line") and measured ("point") rates, and the loader alone."""
+    fed = sweep.trainings[0]
+    units = fed.step_units / (fed.case.batch * fed.case.accumulate)  # of a sample
     points = [
         (t.case.recipe, t.case.workers, per_s, mark)
         for t in sweep.trainings
         for per_s, mark in ((t.predicted_per_s, "line"), (t.per_s, "point"))
     ]
-    points += [(LOADER_LINE, count, row.per_s, "line") for count, row in sweep.loading.items()]
+    points += [
+        (LOADER_LINE, count, units * (row.per_s or 0.0), "line")
+        for count, row in sweep.loading.items()
+    ]
     return [
         {"panel": sweep_title(sweep), "series": series, "x": workers, "y": per_s, "mark": mark}
         for series, workers, per_s, mark in points
