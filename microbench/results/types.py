@@ -208,7 +208,7 @@ class Entry(Protocol):
 
 
 SCHEMA_VERSION = 2
-METHOD_VERSION = 3
+METHOD_VERSION = 4
 STATUSES = ("ok", "skipped", "failed")
 TIME_DECIMALS = 10  # of a second in `times_s`: a tenth of a nanosecond, under every timer's tick
 # How the reason begins where a result was right when it was checked, and its times are not true.
