@@ -24,6 +24,7 @@ from microbench.results.types import Json, Ratio, Run
 from microbench.timing.stats import half_width_pct
 from microbench.verdict import MIN_GAIN
 
+ALONE = " without a loader"  # what a recipe is held against
 IN_FULL = 0.95  # of a recipe's throughput without a loader
 WIDE_PCT = 15.0  # half of a rate's interval: wider ones are a doubt
 WARM = "files had been read before: they were in memory"
@@ -277,7 +278,8 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     where = f"{sweep_title(sweep)}, {device}"
     lines = [Line("", f"{texts[0]} ({where})"), *(Line("", text) for text in texts[1:2])]
     if full:
-        lines.append(Line("Why", "; ".join(full[:2])))
+        also = [text.replace(ALONE, "") for text in full[1:2]]
+        lines.append(Line("Why", "; ".join([full[0], *also])))
     if any(sweep.alone.get(name) and not sweep.in_full_from(name) for name in sweep.recipes):
         cpus = sweep.trainings[0].case.cpus  # 0: not known how many there were
         more = ", or more workers where cores are free" * (not 0 < cpus <= most)
@@ -321,7 +323,7 @@ def _in_full(sweep: LoaderSweep, name: str) -> str:
     if alone is None or not alone.per_s:
         return ""
     start, most = sweep.in_full_from(name), sweep.workers[-1]
-    text = f"{name} trains {fmt.throughput(alone.per_s)} {alone.unit}/s without a loader"
+    text = f"{name} trains {fmt.throughput(alone.per_s)} {alone.unit}/s{ALONE}"
     share = sweep.reached(name, start or most)
     if not share.ratio:
         return text
