@@ -25,7 +25,7 @@ from microbench.timing.timers import CPU_TICK_S, EVENT_TICK_S, Block, Launch
 # Launched on a GPU before the first timed one, so that the device never starts from rest. A lead is
 # in no number: neither in the steps' times, nor in the wall clock, nor in what was waited.
 LEAD_STEPS = 1
-BURSTS_LEAD = 3  # of steps that come in bursts, one is launched before so many timed ones
+BURSTS_LEAD = 3  # steps that come in bursts are led by one for every three that are timed
 HOST_STEPS = 7
 PHASE_STEPS = 8
 PROFILE_STEPS = 5

@@ -55,7 +55,7 @@ def loading(
 
 
 def fed(step_s: float, load_s: float, workers: int, half: float | None = None) -> Fed:
-    """A training with so many workers, and these alone."""
+    """A training with this many workers, and these alone."""
     return Fed(training(step_s, half=half), loading(load_s, workers))
 
 
