@@ -255,9 +255,8 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     """From how many workers on recipes are faster, what limits them, and how sure that is."""
     base, *others = sweep.recipes
     most = sweep.workers[-1]
-    never = [name for name in others if sweep.pays_from(name, base) is None]
-    gains = {name: gain for name in never if (gain := sweep.speedup(name, base, most))}
-    wide = {name: gain for name, gain in gains.items() if gain.ratio.ruined_pct}
+    wide = {name: gain for name in others if sweep.pays_from(name, base) is None
+            and (gain := sweep.speedup(name, base, most)) and gain.ratio.ruined_pct}  # fmt: skip
     texts = [_against(sweep, name, base) for name in others if name not in wide]
     full = [text for name in reversed(sweep.recipes) if (text := _in_full(sweep, name))]
     if wide:
@@ -294,22 +293,25 @@ def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
 
 
 def _against(sweep: LoaderSweep, name: str, base: str) -> str:
-    """From how many workers on a recipe is faster, and how much there; or that it never is."""
-    start, most = sweep.pays_from(name, base), sweep.workers[-1]
-    gain = sweep.speedup(name, base, most if start is None else start)
-    faster = f"{_times(gain)} times as fast" if gain else "not known how fast"
-    title = sweep.title(base)
-    if gain is None or start is None:
-        return f"{name} is not faster than {title} at any number of workers: {faster} with {most}"
-    clearly, workers = "clearly " * is_clear(gain.ratio), fmt.count(start, "worker")
-    source = "measured" if gain.measured else "predicted"
-    text = f"{name} is {clearly}faster with {workers}: {faster} as {title}, {source}"
-    if start == sweep.workers[0]:
+    """From how many workers on a recipe is faster, and how much there; else how it is with most."""
+    start, title = sweep.pays_from(name, base), sweep.title(base)
+    count = sweep.workers[-1] if start is None else start
+    gain, workers = sweep.speedup(name, base, count), fmt.count(count, "worker")
+    if gain is None:
+        return f"{NO_VERDICT} on {name} against {title}: not known with {workers}"
+    source, faster = "measured" if gain.measured else "predicted", f"{_times(gain)} times as fast"
+    if start is None and gain.ratio.no_difference:
+        return f"No difference {source} between {name} and {title} with {workers}: {faster}"
+    how = "hardly " if round(gain.ratio.ratio, 2) > 1 else "not "
+    how = how if start is None else "clearly " * is_clear(gain.ratio)
+    text = f"{name} is {how}faster with {workers}: {faster} as {title}, {source}"
+    if start in (None, sweep.workers[0]):
         return text
-    fewer = sweep.workers[sweep.workers.index(start) - 1]
+    fewer = sweep.workers[sweep.workers.index(count) - 1]
     before = sweep.speedup(name, base, fewer)
-    known = before is not None and (not before.measured or is_clear(before.ratio))
-    return f"{text}; with {fewer} {'it is not' if known else 'that is not known'}"
+    if before is None or (before.measured and not is_clear(before.ratio)):
+        return f"{text}; with {fewer} that is not known"
+    return f"{text}; with {fewer} it is not{' (predicted)' * (gain.measured > before.measured)}"
 
 
 def _times(gain: Gain) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from e2e.case import TrainCase
 from e2e.results.baselines import baselines, by_the_wall
 from e2e.results.types import MAX_WALL_GAP, StepTimes, Training
+from microbench import fmt
 from microbench.results.merging import ratio_of_processes
 from microbench.results.types import Ratio, Warning
 from microbench.timing.stats import half_width_pct
@@ -148,7 +149,7 @@ def _wide_interval(training: Training) -> Warning | None:
     if pct < WIDE_INTERVAL_PCT:
         return None
     count = len(steps.times_s)
-    seen = f"{count} step{'s' * (count != 1)}"
+    seen = fmt.count(count, "block" if training.case.loads_data else "step")
     advice = FEW_STEPS if count < FEW else STEPS_VARY
     if steps.processes:
         seen, advice = f"{len(steps.processes)} processes", PROCESSES_VARY

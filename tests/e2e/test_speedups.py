@@ -307,6 +307,8 @@ def test_an_interval_is_wide_from_ten_per_cent(
             found = judged(ci95_s=interval, steps=steps, processes=more).warnings
             assert [(warning.cause, warning.remedy) for warning in found] == [advice] * warned
             assert all(one.symptom.endswith(f"±10 %, from {by}") for one in found)
+    wide = judged(ci95_s=(0.8, 1.2), steps=steps, fed=True).warnings
+    assert wide[0].symptom.endswith(seen.replace("step", "block")), "means of fed blocks"
 
 
 @pytest.mark.parametrize(
