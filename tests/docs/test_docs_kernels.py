@@ -276,7 +276,7 @@ def test_convolutions_by_width() -> None:
         rows = {row.result.case.problem.dims["c"]: row for row in ours(f"conv-fine-{which}")}
         assert len(rows) == 72
         says(RESULTS, words, mean(rows.values()), mean(rows[w] for w in range(8, 73, 8)))
-        assert 1.85 < mean(rows.values()) < 2.15
+        assert 1.85 < mean(rows.values()) < 2.2
         if which == "fprop":
             eighths = mean(rows[w] for w in range(8, 73, 8))
             says(README, "Our convolutions", 72, mean(rows.values()), eighths)

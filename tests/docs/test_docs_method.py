@@ -105,8 +105,12 @@ def test_how_often_compare_is_wrong() -> None:
     says(README, "of runs in three processes", false, same["pairs"])
     twice = Counter(row.verdict for row in compare(run("gemm-fp16"), run("gemm-fp16-again")).rows)
     assert twice.keys() == {"cannot tell", "same"}
-    says(METHOD, "Of two runs of halfway gemm", *twice.values(), twice.total())
-    says(README, "Of two runs of the first command", twice["cannot tell"], twice.total())
+    runs = run("gemm-fp16-processes"), run("gemm-fp16-processes-again")
+    thrice = Counter(row.verdict for row in compare(*runs).rows)
+    assert thrice.keys() == {"cannot tell", "same"}
+    says(METHOD, "Of two runs of halfway gemm", *twice.values(), twice.total(), *thrice.values())
+    says(README, "Of two runs of the first command", twice["cannot tell"], twice.total(),
+         thrice["cannot tell"])  # fmt: skip
     trained = document("compare-aa-train")
     wrong = trained["faster"] + trained["slower"], trained["pairs"]
     says(METHOD, "Of four trainings", *wrong)

@@ -124,7 +124,7 @@ def test_steps_in_fp8() -> None:
 
 def test_layers_that_fp8_makes_faster() -> None:
     rows: list[Row] = []
-    for name in ("1024", "2048", "gpt", "gpt-medium", "gpt-xl"):
+    for name in ("768", "1024", "2048", "4096", "gpt", "gpt-medium", "gpt-xl", "vit"):
         base, every, chosen = view_of(run(f"fp8-auto-{name}")).variants
         saved = [1e3 * part.saved_s(part.gain) for part in chosen.fp8_gains]
         ratios = [training.speedup["amp-bf16"] for training in (every, chosen)]
@@ -133,7 +133,7 @@ def test_layers_that_fp8_makes_faster() -> None:
         taken = [1e3 * (t.timed.median_s if t.timed else 0.0) for t in (base, chosen)]
         gains = f"{sum(saved):.1f}", f"{taken[0] - taken[1]:.1f}"
         rows.append([
-            "four blocks" if name.isdigit() else name, str(base.case.batch),
+            "four blocks" if name.isdigit() else base.case.network, str(base.case.batch),
             *map(fmt.ratio, ratios), f"{chosen.float8_layers} of {chosen.linear_layers}",
             *(gains if chosen.float8_layers else ("", "")),
         ])  # fmt: skip
