@@ -33,9 +33,9 @@ def open_loader(source: Source, spec: LoadSpec) -> Dali:
 
 
 class Dali(Loader):
-    """A DALI pipeline, of which each batch is channels-last. A broken file ends it.
+    """Channels-last batches of DALI. Broken files end it; a GPU decodes truncated JPEGs in part.
 
-    Images that EXIF turns come upright, and grey, CMYK and 16-bit ones in RGB, as Pillow has them.
+    Images come upright by EXIF, grey, CMYK and 16-bit ones in RGB, as Pillow has them.
     """
 
     def __init__(self, files: Files, spec: LoadSpec) -> None:
