@@ -10,6 +10,7 @@ from rich.console import Console
 
 from e2e.case import TrainCase
 from e2e.commands.job import Begun, Stage
+from e2e.report.loading import unit_of
 from e2e.report.run_report import cells
 from e2e.report.variants import in_words
 from e2e.results.loader_types import LoadCase, Loading
@@ -222,7 +223,8 @@ class TrainProgress(LiveLine):
 
     def loaded(self, loading: Loading) -> None:
         """A loader's measurement was saved."""
-        per_s = f"{fmt.throughput(loading.per_s)} img/s" if loading.per_s else loading.status
+        unit = unit_of([loading])
+        per_s = f"{fmt.throughput(loading.per_s)} {unit}/s" if loading.per_s else loading.status
         self._advance(f"{loader_name(loading.case)}: {per_s}")
 
     def trained(self, case: TrainCase, repeat: Repeat) -> None:

@@ -344,7 +344,7 @@ def _in_full(sweep: LoaderSweep, name: str) -> str:
 def loaders_part(run: Run, level: int) -> Part:
     """One row per loader and number of workers."""
     loadings = run.of(Loading)
-    unit = _unit(loadings)
+    unit = unit_of(loadings)
     lost = [(row.case.loader, row.reason or "no reason given") for row in loadings
             if row.per_s is None]  # fmt: skip
     notes = [
@@ -408,11 +408,11 @@ def _rate(row: Loading) -> str:
     half = fmt.half_interval(row.per_s or 0.0, row.ci95_per_s)
     with_ = f" with {fmt.count(row.case.workers, 'worker')}" if row.case.workers else ""
     ends = f" (±{half})" if half else ""
-    rate = f"{fmt.throughput(row.per_s or 0.0)} {_unit([row])}/s"
+    rate = f"{fmt.throughput(row.per_s or 0.0)} {unit_of([row])}/s"
     return f"{row.case.loader} delivers {rate}{with_}{ends}"
 
 
-def _unit(loadings: Sequence[Loading]) -> str:
+def unit_of(loadings: Sequence[Loading]) -> str:
     """What loaders' rates count: samples of people's own data need not be images."""
     return "sample" if any(is_own(row.case.data) for row in loadings) else "img"
 

@@ -401,6 +401,7 @@ def test_data_of_the_users_own_is_loaded_and_trained_on(shop: Shop, tmp_path: Pa
         file = tmp_path / f"{number}.json"
         ran = shop.run(*command, *words, file)
         assert (ran.returncode, ran.stderr) == (0, "")
+        assert ("sample/s" in ran.stdout, "img/s" in ran.stdout) == (True, False)
         found = [one for op in ("load", "train") for one in results(file, op)]
         assert {one["case"]["data"] for one in found} == {command[command.index("--data") + 1]}
         assert {one["status"] for one in found} == {"ok"}
