@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import geometric_mean
+from textwrap import wrap
 
 from e2e.report import ledger
-from e2e.report.figures import bottleneck, is_clear, ratio, times
+from e2e.report.figures import BOTTLENECKS, bottleneck, is_clear, ratio, times
 from e2e.report.trainings import exposed, fastest, is_bf16_again
 from e2e.report.variants import (
     SHORT_WORDS,
@@ -35,7 +36,7 @@ from microbench.report.parts import Line, doubts
 from microbench.results.types import Ratio, Run, Warning
 from microbench.verdict import load_warnings
 
-MOST_ROWS, ROW = 8, 68  # of the answer without what says more; characters of a row at least
+MOST_ROWS, ROW = 8, 73  # of the answer without what says more; characters of a row
 MOST_DOUBTS = 2
 NO_VERDICT = "No verdict"
 MOST_NAMED = 4
@@ -85,7 +86,7 @@ def _within(lines: list[Line], most: int) -> list[Line]:
         for label in ("Why", "Doubt", "")
     )
     going = [*reasons[:0:-1], *doubts[:0:-1], *findings[:1:-1], *reasons[:1]]
-    while going and sum(1 + len(line.text) // ROW for line in lines) > most:
+    while going and sum(len(wrap(line.text, ROW)) for line in lines) > most:
         lines = [line for line in lines if line is not going[0]]
         del going[0]
     return lines
@@ -275,15 +276,17 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
     """
     doubt, many = ledger.doubt_of(view, best), len(view.groups) > MOST_EXPLAINED
     explains = ledger.has_ledger(best) and not doubt and not many
+    others = tuple(word for limit, word in BOTTLENECKS.items() if best.limit not in (limit, None))
     first = next(
-        (cause for cause in best.causes if cause.predicted_gain_pct is None and not doubt), None
-    )
+        (cause for cause in best.causes if cause.predicted_gain_pct is None and not doubt
+         and not cause.title.startswith(others)), None,
+    )  # fmt: skip
     reasons = [*_largest(view, view.group_of(best))] if best.rung is not None else []
     if explains:
         reasons.append(_ledger(view, best))
     elif doubt and doubt != ledger.SAME and not many and (ledger.has_ledger(best) or best.causes):
         reasons.append(f"no explanation: {doubt}")
-    named = first is not None and bottleneck(best.limit) in first.title
+    named = first is not None and first.title.startswith(bottleneck(best.limit))
     if on_gpu and best.limit and not named and not (explains and best.limit == "gpu"):
         reasons.append(_bottlenecks(view, best, many=many))
     if first and not many and len(view.groups) == 1:
@@ -298,14 +301,17 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
 
 
 def _ledger(view: View, variant: Training) -> str:
-    """ "of 241 ms a step in fp32 amp saves 199: convolutions -154, layout changes -24.3, ..." """
+    """ "of 241 ms a step in fp32 amp saves 199: convolutions -154, layout changes -24.3, ..." Where
+    it takes longer, what grew is named first.
+    """
     first, *between, last = variant.ledger
-    terms = sorted((line for line in between if line.term != RESIDUAL), key=lambda x: -abs(x.ms))
-    parts = [
-        f"{ledger.term_words(line.term)} {line.ms:+.3g}" for line in terms[:MOST_TERMS] if line.ms
-    ]
-    rest_ms = sum(line.ms for line in between if line.term == RESIDUAL)
     label, saved_ms = view.named(variant), first.ms - last.ms
+    terms = sorted((line for line in between if line.term != RESIDUAL), key=lambda x: -abs(x.ms))
+    terms = terms[:MOST_TERMS]
+    if saved_ms <= 0:
+        terms.sort(key=lambda line: line.ms < 0)
+    parts = [f"{ledger.term_words(line.term)} {line.ms:+.3g}" for line in terms if line.ms]
+    rest_ms = sum(line.ms for line in between if line.term == RESIDUAL)
     whole = f"{fmt.hundredths(first.ms)} ms a {step_word(variant)} in {ledger.base_words(variant)}"
     start = f"of {whole} {label} saves {fmt.hundredths(saved_ms)}"
     if saved_ms <= 0:
@@ -359,15 +365,23 @@ def _do(view: View, best: Training, first: Cause | None) -> str:
         _, _, most, variant = max(helped, key=lambda one: one[:2])
         of = f" for {view.named(variant)}" * (variant is not best)
         return f"{most.fix}{of} ({ledger.gains(most)})"
+    if len(view.groups) == 1 and _is_slower(view, best):
+        return _use(view, best)
     if text := _layouts(view, best):
         return text
     if first and fmt.clean(first.fix):
         return f"{first.fix} ({ledger.gains(first) or 'not measured'})"
-    if not ledger.is_sound(view, best):
-        return ""
-    if best.limit == "host" and not (best.case.graph or best.case.compile):
+    called = not (best.case.graph or best.case.compile)  # kernels are launched call by call
+    if best.limit == "host" and called and ledger.is_sound(view, best):
         return "CUDA graphs (--graph) or --compile (not measured)"
     return _use(view, best) if len(view.groups) == 1 else ""
+
+
+def _is_slower(view: View, best: Training) -> bool:
+    """Whether it is slower than all that it is compared with, and than one of those for sure."""
+    ratios = [best.speedup[name] for name in view.compared if name in best.speedup]
+    sure = not all(ratio.no_difference for ratio in ratios)
+    return sure and all(ratio.ratio < 1 for ratio in ratios)
 
 
 def _layouts(view: View, best: Training) -> str:
@@ -394,10 +408,9 @@ def _use(view: View, best: Training) -> str:
             return ""
         best, up_to = clear[-1], "all up to "
     names = [name for name in view.compared if name in best.speedup]
-    ratios = [best.speedup[name] for name in names]
-    if all(ratio.no_difference for ratio in ratios):
+    if all(best.speedup[name].no_difference for name in names):
         return ""
-    if all(ratio.ratio < 1 for ratio in ratios):
+    if _is_slower(view, best):
         winner = fastest(group)
         return f"{trains(best).removesuffix('s')} in {view.label(winner)}" if winner else ""
     base = reference(best, names[0], group)

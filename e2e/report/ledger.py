@@ -144,9 +144,11 @@ def unexplained(variant: Training) -> tuple[float, float]:
 
 def gain(variant: Training) -> Ratio | None:
     """The speed-up that its ledger explains, or the one over its slowest baseline."""
-    base = [name for name, recipes in BASELINES.items() if variant.ledger_base in recipes]
+    recipe = variant.ledger_base or ""
+    names = [name for name, recipes in BASELINES.items() if recipe in recipes] or [recipe]
     return next(
-        (variant.speedup[n] for n in (*base, "fp32", "first", "tf32") if n in variant.speedup), None
+        (variant.speedup[n] for n in (*names, "fp32", "first", "tf32") if n in variant.speedup),
+        None,
     )
 
 

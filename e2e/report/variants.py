@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from e2e.case import SHORT, VARIED, TrainCase, label_of
 from e2e.results.baselines import BASELINES, Scaling
+from e2e.results.ledger import OF_IDLING, explained, ledger
 from e2e.results.loader_types import Loading
 from e2e.results.types import PREDICTED, Training
 from microbench import fmt
@@ -232,6 +233,7 @@ def view_of(run: Run) -> View:
     """
     trainings = [_without_wrong_causes(training) for training in run.of(Training)]
     groups = grouped((training.case.group, training) for training in trainings)
+    groups = {key: _with_sure_causes(variants) for key, variants in groups.items()}
     bases = chain(*BASELINES.values())
     if not {training.case.recipe for training in trainings} & {*bases}:
         groups = {key: _against_first(variants) for key, variants in groups.items()}
@@ -253,8 +255,23 @@ def _without_wrong_causes(training: Training) -> Training:
     return replace(training, causes=right)
 
 
+def _with_sure_causes(variants: Sequence[Training]) -> list[Training]:
+    """The variants; of older files with their causes again, of which some took longer than the GPU
+    idles.
+    """
+    again = {t.case: t.causes for t in explained([t for t in variants if t.step_s])}
+    return [
+        replace(t, causes=again[t.case])
+        if t.step_s and t.causes and t.traced and any(c.cause in OF_IDLING for c in t.traced.costs)
+        else t
+        for t in variants
+    ]
+
+
 def _against_first(variants: Sequence[Training]) -> list[Training]:
-    """The variants of a group with speed-ups over its first recipe, from the steps' intervals."""
+    """The variants of a group with speed-ups over its first recipe, from the steps' intervals, and
+    with the ledgers from it.
+    """
     first, group = variants[0].case.recipe, Group("", tuple(variants))
     compared: list[Training] = []
     for variant in variants:
@@ -262,6 +279,9 @@ def _against_first(variants: Sequence[Training]) -> list[Training]:
         if base and base.per_s and variant.per_s and variant.rung is None:
             gain = Scaling("", base, variant).efficiency.scaled(variant.case.gpus)
             variant = replace(variant, speedup={**variant.speedup, first: gain})
+            if base.traced and variant.traced and not variant.ledger:
+                lines = ledger(base, variant)
+                variant = replace(variant, ledger=lines, ledger_base=first)
         compared.append(variant)
     return compared
 

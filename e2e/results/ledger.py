@@ -41,6 +41,7 @@ LEAST_SHARE = 0.03  # of a step: a cause that takes less is not named
 FULL_PRECISION = frozenset(recipe for recipes in BASELINES.values() for recipe in recipes)
 # Causes of launching call by call, which a CUDA graph does not do: its step was recorded without.
 OF_LAUNCHING = ("launch", "sync", "loops", "late", "own")
+OF_IDLING = ("launch", "sync", "own")  # causes in which the GPU does nothing but wait
 LOADING, COMPETING = "data loading", "the data loader competes for the CPU"  # titles
 
 
@@ -162,7 +163,10 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
         causes.append((wait_ms, Cause(title, why, remedy)))
     for cost in traced.costs if traced else ():
         assert traced
-        ms = min(cost.ns / traced.steps / 1e6, step_ms)
+        most_ms = step_ms
+        if traced.launches and cost.cause in OF_IDLING:  # the CPU may have been slower meanwhile
+            most_ms -= wait_ms + traced.busy_ns / traced.steps / 1e6
+        ms = min(cost.ns / traced.steps / 1e6, most_ms)
         if ms <= LEAST_SHARE * step_ms or (training.case.graph and cost.cause in OF_LAUNCHING):
             continue
         why = f"it takes up to {as_ms(ms)} of {as_ms(step_ms)} ms ({100 * ms / step_ms:.0f} %)"

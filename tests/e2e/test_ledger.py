@@ -30,6 +30,7 @@ from e2e.results.terms import (
     TracedStep,
 )
 from e2e.results.types import LedgerLine, Training
+from microbench.fmt import as_ms
 
 MS = 10**6  # nanoseconds
 
@@ -154,12 +155,26 @@ def test_a_captured_step_is_not_blamed_for_launches() -> None:
     training = recorded({CONVOLUTIONS: 20, LAUNCH: 20}, 40.0, "amp", launch)
     assert [cause.title for cause in causes_of(training)] == ["CPU launch"]
     assert causes_of(replace(training, case=replace(training.case, graph=True))) == ()
-    waits = causes_of(fed(training, 15e-3))
+    waits = causes_of(fed(training, 25e-3))
     assert [cause.title for cause in waits] == ["data loading", "CPU launch"]
-    assert "40.2 ms, on a preloaded batch 15.0 ms" in waits[0].why
+    assert "40.2 ms, on a preloaded batch 25.0 ms" in waits[0].why
     few = replace(training, steps=replace(training.steps, wait_s=1e-3), traced=None)
     (competes,) = causes_of(fed(few, 15e-3))
     assert competes.title == "the data loader competes for the CPU"
+
+
+@given(st.integers(1, 90), st.sampled_from(["launch", "sync", "own"]))
+def test_a_wait_takes_no_longer_than_the_gpu_idles_in_the_timed_step(ms: int, name: str) -> None:
+    """Whatever the steps beside the recording took, when the CPU was slower."""
+    cost = TracedCost("a wait", 2 * ms * MS, "", "", name)
+    training = recorded({CONVOLUTIONS: 20, LAUNCH: 40}, 30.0, "amp", cost)
+    idle_ms = 1e3 * training.step_s - 20
+    named = [cause.why for cause in causes_of(training)]
+    assert named == [f"it takes up to {as_ms(min(ms, idle_ms))} of 30.0 ms "
+                     f"({100 * min(ms, idle_ms) / 30:.0f} %)"]  # fmt: skip
+    assert causes_of(recorded({CONVOLUTIONS: 20, LAUNCH: 40}, 20.2, "amp", cost)) == ()
+    on_cpu = replace(training, traced=replace(training.traced, launches=0))
+    assert f"{as_ms(min(ms, 30))} of" in causes_of(on_cpu)[0].why, "there every term is slowed"
 
 
 # ---------------------------------------------------------------- over several ranks

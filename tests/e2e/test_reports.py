@@ -45,12 +45,14 @@ from samples.training_runs import (
     variant,
 )  # fmt: skip
 
+from e2e.profile.causes import KNOWN
 from e2e.report import diagnosis, figures
 from e2e.report.ledger import OTHERS, account, changes, is_sound, unexplained
 from e2e.report.pictures import bar_rows, fall_rows, training_chart, waterfall_rows
 from e2e.report.run_report import FIRST_NAMES, report
 from e2e.report.variants import view_of
-from e2e.results.types import Cause, LayerGain, LedgerLine, PartGain, Repeat, Training
+from e2e.results.terms import TracedCost, TracedPart, TracedStep
+from e2e.results.types import LIMITS, Cause, LayerGain, LedgerLine, PartGain, Repeat, Training
 from microbench import fmt
 from microbench.commands import explain_again
 from microbench.errors import UserError
@@ -391,6 +393,59 @@ def test_no_answer_claims_more_than_its_table() -> None:
                     assert all(marked == ruined for _, marked in cells)
                     assert not (ruined and cells and row.item["bottleneck"]), "no finding"
     assert count > 200
+
+
+def test_no_answer_contradicts_the_bottlenecks_of_its_table() -> None:
+    """It names no other one, and to what is slower it prefers what was measured to be faster."""
+    slower = waits = 0
+    for path in RESULTS.rglob("*.json"):
+        with contextlib.suppress(UserError):
+            run = read_run(path)
+            view = view_of(run)
+            lines = report(run).answer if run.kind == "train" else ()
+            limits = {t.limit for t in view.variants}
+            others = tuple(
+                words for limit, words in figures.BOTTLENECKS.items() if limit not in limits
+            )
+            for line in lines if limits <= {*LIMITS} else ():
+                assert line.label != "Why" or not line.text.startswith(others), path
+            if lines and "is slower: it trains" in lines[0].text:
+                slower += 1
+                assert "train in" in " ".join(line.text for line in lines), path
+            for one in (t for t in view.variants if t.traced and t.traced.launches and t.step_s):
+                idle_s = one.step_s - one.traced.busy_ns / one.traced.steps / 1e9
+                for why in (c.why for c in one.causes if c.title == KNOWN["launch"].title):
+                    waits += 1
+                    assert float(re.findall(r"up to ([\d.]+) of", why)[0]) <= 1010 * idle_s, path
+    assert slower > 5
+    assert waits > 20
+
+
+def test_what_is_slower_is_explained_by_what_grew_not_by_a_slower_cpu_meanwhile() -> None:
+    def of(recipe: str, step_s: float, *ms: int, **more: Any) -> Training:
+        terms = ("matrix products", "casts", "CPU launch")
+        parts = tuple(TracedPart(term, one * 10**6) for term, one in zip(terms, ms, strict=True))
+        costs = (TracedCost(launch.title, 40 * 10**6, "", launch.remedy, "launch"),)
+        return variant(recipe, 256 / step_s, traced=TracedStep(1, 9, parts, costs), **more)
+
+    launch = KNOWN["launch"]
+    older = (Cause(launch.title, "it takes up to 40.0 of 100.0 ms (40 %)", launch.remedy),)
+    base = of("amp-bf16", 0.08, 70, 6, 4)
+    run = run_of(base, of("fp8", 0.1, 45, 50, 65, causes=older))
+    finding, why, do, *_ = answer(run)
+    assert "fp8 is slower" in finding
+    assert why.startswith(
+        "Why fp8 takes 20.0 ms more than the 80.0 ms a step in amp-bf16: casts +44"
+    )
+    assert do == "Do train in amp-bf16"
+    assert "it takes up to 5.00 of 100.0 ms (5 %)" in shown(run, details=True)
+    waiting = of("fp8", 0.1, 45, 10, 65, causes=older, limit="host")
+    _, _, why, do, *_ = answer(run_of(base, waiting))
+    assert (why, do) == (f"Why {launch.title} (40 %)", "Do train in amp-bf16")
+    doubtful = of("fp8", 0.05, 36, 6, 0)  # 8 of 30 ms are unexplained: no reason to use it less
+    _, *lines = answer(run_of(base, doubtful))
+    assert any("27 % is unexplained" in line for line in lines)
+    assert "Do use fp8" in lines
 
 
 @pytest.mark.parametrize("layers", [0, 24])
