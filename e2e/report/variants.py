@@ -231,9 +231,9 @@ def view_of(run: Run) -> View:
 
     Where nothing was trained in float32 or TF32, the first recipe is what others are held against.
     """
-    trainings = [_without_wrong_causes(training) for training in run.of(Training)]
+    trainings = run.of(Training)
     groups = grouped((training.case.group, training) for training in trainings)
-    groups = {key: _with_sure_causes(variants) for key, variants in groups.items()}
+    groups = {key: _without_wrong_causes(variants) for key, variants in groups.items()}
     bases = chain(*BASELINES.values())
     if not {training.case.recipe for training in trainings} & {*bases}:
         groups = {key: _against_first(variants) for key, variants in groups.items()}
@@ -247,25 +247,18 @@ def view_of(run: Run) -> View:
     return View(tuple(made), tuple(name for name in SETTINGS if name in within))
 
 
-def _without_wrong_causes(training: Training) -> Training:
-    """The training without the cause that older versions named of FP8, taken for float32."""
-    right = tuple(cause for cause in training.causes if cause.title != TOOK_FP8_FOR_FLOAT32)
-    if len(right) == len(training.causes) or not training.float8_layers:
-        return training
-    return replace(training, causes=right)
-
-
-def _with_sure_causes(variants: Sequence[Training]) -> list[Training]:
-    """The variants; of older files with their causes again, of which some took longer than the GPU
-    idles.
+def _without_wrong_causes(variants: Sequence[Training]) -> list[Training]:
+    """The variants without causes of older files that took FP8 for float32, and with those again
+    that took longer than the GPU idles.
     """
     again = {t.case: t.causes for t in explained([t for t in variants if t.step_s])}
-    return [
-        replace(t, causes=again[t.case])
-        if t.step_s and t.causes and t.traced and any(c.cause in OF_IDLING for c in t.traced.costs)
-        else t
-        for t in variants
-    ]
+    right: list[Training] = []
+    for t in variants:
+        waits = t.traced and any(cost.cause in OF_IDLING for cost in t.traced.costs)
+        causes = again.get(t.case, t.causes) if t.causes and waits else t.causes
+        wrong = TOOK_FP8_FOR_FLOAT32 if t.float8_layers else None
+        right.append(replace(t, causes=tuple(one for one in causes if one.title != wrong)))
+    return right
 
 
 def _against_first(variants: Sequence[Training]) -> list[Training]:
