@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kernels import OPS
 from kernels.case import Case
 from kernels.op import TUNED
-from microbench import run_output
+from microbench import run_output, timing
 from microbench.command_line import MAX_SEED, kept
 from microbench.device.host import LoadMeter, has_driver
 from microbench.errors import NothingMeasured, UserError
@@ -30,7 +30,6 @@ from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large
 from microbench.roofline.explain import annotate
 from microbench.stopping import on_interrupt
 from microbench.sweep import Group
-from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS, LARGE_FLOPS
 from microbench.timing.interleave import HEAVY
 from microbench.worker import Greeting, Worker, WorkerDied, Workers
 
@@ -104,7 +103,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> run_output
             minor = minor_groups(groups, network) if kind == "cuda" and not asked.budget else ()
             schedule = InOrder(todo, budget_s, kind, processes, minor)
             quiet = asked.outputs.quiet
-            with LiveProgress(console, todo, quiet=quiet) as progress:
+            with LiveProgress(console, todo, processes, quiet=quiet) as progress:
                 # A CPU that measures is left alone.
                 ahead = workers.load_ahead if kind == "cuda" else lambda: None
                 runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
@@ -186,7 +185,7 @@ def check_same_task(path: Path | None, before: Run, name: str, network: NetworkU
 
 def group_weight(group: Group) -> float:
     """Usual seconds of sampling: more where a case can drive a GPU to its power limit."""
-    large = [case.problem.flops >= LARGE_FLOPS for case in group.cases]
+    large = [case.problem.flops >= timing.LARGE_FLOPS for case in group.cases]
     return sum(VARIANT_BUDGET_S["large" if is_large else "small"] for is_large in large)
 
 
@@ -214,9 +213,10 @@ def minor_groups(groups: Sequence[Group], network: NetworkUse | None) -> list[st
 
 
 class InOrder:
-    """One group after another; each gets its share, by weight, of the seconds that are left.
+    """One group after another; each has its share, by weight, of the seconds of sampling.
 
-    `processes` measure each case; the groups named in `minor` need fewer rounds.
+    `processes` measure each case and share its seconds; the groups named in `minor` need fewer
+    rounds.
     """
 
     def __init__(
@@ -227,39 +227,31 @@ class InOrder:
         processes: int = 1,
         minor: Collection[str] = (),
     ) -> None:
-        self.cases: Sequence[Case] = [case for group in groups for case in group.cases]
+        self.groups = groups
         self._kind = kind
         self._processes, self._minor = processes, set(minor)
-        self._groups = list(groups)
-        self._left_s = budget_s
+        total = sum(group_weight(group) for group in groups)
+        self._weight_s = {group.name: budget_s / total for group in groups}
 
     def fewest(self, group: Group) -> int:
         """Rounds that a process takes of a group however long they take."""
         few = self._processes > 1 or group.name in self._minor
-        return FEWEST_OF_SEVERAL if few else FEWEST_ROUNDS
+        return timing.FEWEST_OF_SEVERAL if few else timing.FEWEST_ROUNDS
 
-    def next(self) -> tuple[Group, float] | None:
-        """The next group and its seconds of sampling; None at the end."""
-        if not self._groups:
-            return None
-        weights = [group_weight(group) for group in self._groups]
-        share_s = self._left_s * weights[0] / sum(weights)
-        self._left_s -= share_s
-        return self._groups.pop(0), share_s
+    def share_s(self, group: Group) -> float:
+        """Seconds of sampling in each process; the usual ones for what an earlier run measured."""
+        return group_weight(group) * self._weight_s.get(group.name, 1.0) / self._processes
 
-    def left_s(self) -> float:
-        """Expected seconds of sampling: the budget that is left, or what the fewest rounds take
-        beyond it.
-        """
-        weights = [group_weight(group) for group in self._groups]
-        shares_s = [self._left_s * weight / sum(weights) for weight in weights]
-        left_s = 0.0
-        for group, share_s in zip(self._groups, shares_s, strict=True):
+    def sampling_s(self, groups: Sequence[Group]) -> float:
+        """What a process is expected to take: the shares, or what the fewest rounds take beyond."""
+        expected_s = 0.0
+        for group in groups:
+            share_s = self.share_s(group)
             flops = max(case.problem.flops for case in group.cases)
-            if self._kind == "cuda" and flops >= LARGE_FLOPS:  # most of it warms the card
+            if self._kind == "cuda" and flops >= timing.LARGE_FLOPS:  # most of it warms the card
                 share_s = max(share_s, HEAVY.least_s(len(group.cases), self.fewest(group)))
-            left_s += share_s
-        return left_s
+            expected_s += share_s
+        return expected_s
 
 
 @dataclass
@@ -276,7 +268,6 @@ class Runner:
     now: Callable[[], str] = run_output.now
     load: LoadMeter = field(default_factory=LoadMeter)
     saving: float = SAVING
-    _shares_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
     _next_save_s: float = field(default=0.0, init=False)
 
     def measure(self, schedule: InOrder, planned: Sequence[Group] = ()) -> Run:
@@ -289,23 +280,11 @@ class Runner:
         same.
         """
         self._session = self.start_session()
-        self._fewest = schedule.fewest
-        calibrated = False
+        self._schedule = schedule
         try:
-            self._session.expect(schedule.cases)
-            while (following := schedule.next()) is not None:
-                group, share_s = following
-                share_s /= self.processes
-                self._shares_s[group.name] = share_s
-                results = self._measure(group, share_s)
-                self._add(group, results, schedule.left_s(), share_s)
-                if not calibrated:
-                    self._calibrate(schedule.cases)
-                    calibrated = True
-                if self.processes > 1:
-                    self.load_ahead()
-            for number in range(1, self.processes):
-                self._again(number, planned)
+            self._session.expect([case for group in schedule.groups for case in group.cases])
+            for number in range(self.processes):
+                self._pass(number, planned)
             others = self._session.others()
         except BaseException:
             if self.run.results:
@@ -319,26 +298,27 @@ class Runner:
         self._save()
         return self.run
 
-    def _again(self, number: int, planned: Sequence[Group]) -> None:
-        """Measure in a fresh process the cases that fewer than `number` + 1 have measured."""
-        todo = few_processes(planned, self.run, number)
-        if not todo:
-            return
-        self._restart()
-        self.progress.next_process(number + 1, self.processes, todo)
-        usual_s = {group.name: group_weight(group) / self.processes for group in todo}
-        shares_s = usual_s | self._shares_s
+    def _pass(self, number: int, planned: Sequence[Group]) -> None:
+        """Measure in the first process what has no result, in a later one what was measured in
+        fewer than `number` + 1.
+        """
+        todo = few_processes(planned, self.run, number) if number else self._schedule.groups
+        if number and todo:
+            self._restart()
+            self.progress.next_process(number + 1, self.processes, todo)
+        later_s = (self.processes - 1 - number) * self._schedule.sampling_s(planned)
         for done, group in enumerate(todo, 1):
-            known = [self.run.by_key[case.key] for case in group.cases]
+            known = [self.run.by_key[case.key] for case in group.cases] if number else []
             checked = {result.case.key: result.variant or "" for result in known}
-            results = self._measure(group, shares_s[group.name], checked=checked)
+            results = self._measure(group, checked)
+            if known:
+                results = merged(known, results, max(number, 1 + newest(known)))
+            left_s = later_s + self._schedule.sampling_s(todo[done:])
+            self._add(group, results, left_s)
+            if not number and done == 1:
+                self._calibrate([case for group in todo for case in group.cases])
             if number + 1 < self.processes:
                 self.load_ahead()
-            left_s = sum(shares_s[following.name] for following in todo[done:])
-            share_s = shares_s[group.name]
-            self._add(
-                group, merged(known, results, max(number, 1 + newest(known))), left_s, share_s
-            )
 
     def _calibrate(self, cases: Sequence[Case]) -> None:
         precisions = list(dict.fromkeys(case.precision_name for case in cases))
@@ -361,12 +341,10 @@ class Runner:
         self._session.close()
         self._session = self.start_session()
 
-    def _measure(
-        self, group: Group, budget_s: float, *, checked: Mapping[str, str] = {}
-    ) -> list[Result]:
+    def _measure(self, group: Group, checked: Mapping[str, str]) -> list[Result]:
         """A result for each case of the group; one that kills the session fails, alone."""
         found: dict[str, Result] = {}
-        fewest = self._fewest(group)
+        budget_s, fewest = self._schedule.share_s(group), self._schedule.fewest(group)
         while len(found) < len(group.cases):
             left = Group(tuple(case for case in group.cases if case.key not in found))
             try:
@@ -381,7 +359,7 @@ class Runner:
                 found.update({result.case.key: result for result in results})
         return [found[case.key] for case in group.cases]
 
-    def _add(self, group: Group, results: Sequence[Result], left_s: float, share_s: float) -> None:
+    def _add(self, group: Group, results: Sequence[Result], left_s: float) -> None:
         run = self.run.with_results(results)
         found = large_ceilings(run.results, self.kind)
         known = {c.key: c for c in (*run.ceilings, *found)}
@@ -389,7 +367,7 @@ class Runner:
         self.run = annotate(replace(run, ceilings=tuple(known.values())), keys)
         self._save_at_times()
         done = [result for result in self.run.results if result.case.key in keys]
-        self.progress.done(group, done, left_s, share_s)
+        self.progress.done(group, done, left_s, self._schedule.sampling_s([group]))
 
     def _save_at_times(self) -> None:
         """Save unless that would take more than its share of the time since it was last done."""

@@ -313,7 +313,8 @@ def _rate(ceiling: Ceiling) -> str:
 
 def why(run: Run, results: Iterable[Result]) -> list[Line]:
     """The two most common bottlenecks, mixed ones last; the first with a case that shows it."""
-    timed = sorted((r for r in results if r.measurement and not r.ruined_pct), key=_flops)
+    sure = (r for r in results if r.measurement and not r.ruined_pct)
+    timed = sorted(sure, key=lambda result: result.flops)
     by_bound: dict[str, list[Result]] = {}
     for result in timed:
         if result.bound:
@@ -341,10 +342,6 @@ def bottlenecks(of: Iterable[verdict.Payoff]) -> str:
     """The two most common, and how many sizes have each: "memory 12, launch 3"."""
     bounds = Counter(row.result.bound for payoff in of for row in payoff.rows if row.result.bound)
     return ", ".join(f"{bound} {count}" for bound, count in bounds.most_common(2))
-
-
-def _flops(result: Result) -> int:
-    return result.flops
 
 
 def _example(results: Sequence[Result], sizes: Sequence[str]) -> str:

@@ -102,11 +102,13 @@ class LiveProgress(LiveLine):
         self,
         console: Console,
         groups: Sequence[Group],
+        processes: int = 1,
         *,
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(console, len(groups), quiet=quiet)
+        self._later = processes - 1  # that measure all groups again
         self._clock = clock
         self._by_key = {case.key: group for group in groups for case in group.cases}
         self._left_s: float | None = None  # of sampling, after the groups that are done
@@ -145,13 +147,13 @@ class LiveProgress(LiveLine):
         """A fresh process measures these groups once more; the bar begins again."""
         self._by_key = {case.key: group for group in groups for case in group.cases}
         self._total, self._done = len(groups), 0
-        self._group_began_s = None
+        self._later = of - number
         self._process = f"process {number} of {of}: "
         self._doing = "starting"
 
     def left_s(self) -> float | None:
         """Estimated seconds until the end; None before the first group and after the last one."""
-        groups_left = max(0, self._total - self._done)
+        groups_left = max(0, self._total - self._done) + self._later * self._total
         if self._left_s is None or not self._spent_s or not groups_left:  # ceilings may follow
             return None
         overhead_s = 0.0

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 import time
 from dataclasses import replace
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from samples.measuring import FakeSession, World, empty_run, group_of, keys, result_of
 
 from kernels.case import CannotRun, Case, Target
 from kernels.gemm import Gemm
 from microbench.measure import LAUNCHES_NEEDED, MORE, Estimator
+from microbench.report.live import LiveProgress
 from microbench.requests import Conditions, GemmRequest
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, LayerUse, NetworkUse, Result, Run
@@ -189,12 +193,35 @@ def test_the_time_left_is_with_what_large_cases_take() -> None:
     assert default_budget_s(main_command, "cuda") <= 30
     assert default_budget_s(main_command, "cpu") <= 90
     groups = [group_of(4096), group_of(8192)]
-    short, long = (InOrder(groups, budget_s, "cuda").left_s() for budget_s in (0.1, 1000.0))
+    short, long = (
+        InOrder(groups, budget_s, "cuda").sampling_s(groups) for budget_s in (0.1, 1000.0)
+    )
     turns = 2 * len(groups[0].cases) * (HEAVY.discarded + FEWEST_ROUNDS)
     assert short > turns * HEAVY.warm_s
     assert long == pytest.approx(1000.0)
-    assert InOrder(groups, 0.1).left_s() == pytest.approx(0.1), "nothing warms up a CPU"
-    assert InOrder([group_of(64)], 0.1, "cuda").left_s() == 0.1
+    assert InOrder(groups, 0.1).sampling_s(groups) == pytest.approx(0.1), "nothing warms up a CPU"
+    small = [group_of(64)]
+    assert InOrder(small, 0.1, "cuda").sampling_s(small) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_announced_end_holds_where_the_fewest_rounds_exceed_the_budget(
+    world: World, processes: int
+) -> None:
+    groups = [group_of(4096 + 64 * number) for number in range(12)]
+    schedule = InOrder(groups, 1.0, "cuda", processes)
+    now_s, announced_s = 0.0, list[float]()
+    progress = LiveProgress(Console(file=io.StringIO()), groups, processes, clock=lambda: now_s)
+
+    def take(group: Group) -> None:
+        nonlocal now_s
+        announced_s.append(now_s + (progress.left_s() or 0.0))
+        now_s += HEAVY.least_s(len(group.cases), schedule.fewest(group)) + 0.3
+
+    world.trouble = take
+    replace(world.runner(processes), progress=progress).measure(schedule, groups)
+    assert len(announced_s) == 12 * processes
+    assert announced_s[4:] == pytest.approx([now_s] * (len(announced_s) - 4), rel=0.05)
 
 
 def test_problems_that_hardly_count_in_a_step_get_fewer_rounds(world: World) -> None:
@@ -211,7 +238,7 @@ def test_problems_that_hardly_count_in_a_step_get_fewer_rounds(world: World) -> 
     order, whole = (InOrder(groups, 0.1, "cuda", minor=names) for names in (minor, ()))
     round_s = len(small.cases) * (HEAVY.warm_s + HEAVY.block_s)
     saved = (FEWEST_ROUNDS - FEWEST_OF_SEVERAL) * round_s
-    assert whole.left_s() - order.left_s() == pytest.approx(saved)
+    assert whole.sampling_s(groups) - order.sampling_s(groups) == pytest.approx(saved)
     world.runner().measure(order)
     assert world.sessions[0].rounds == [FEWEST_ROUNDS, FEWEST_OF_SEVERAL, FEWEST_ROUNDS]
 
@@ -271,7 +298,8 @@ def test_each_case_is_measured_in_as_many_fresh_processes_of_fewer_rounds_each(
     shares = [[share for _, share in session.asked] for session in world.sessions]
     assert shares == [pytest.approx(shares[0])] * 3
     assert math.fsum(map(math.fsum, shares)) == pytest.approx(30.0)
-    assert [left for _, _, left in world.progress.lines[2:4]] == pytest.approx([shares[1][1], 0.0])
+    lefts = [left for _, _, left in world.progress.lines]
+    assert lefts == pytest.approx([30.0 - spent for spent in accumulate(chain(*shares))])
     assert [session.rounds for session in world.sessions] == [[FEWEST_OF_SEVERAL] * 2] * 3
     names = [group.name for group in GROUPS]
     assert world.progress.passes == [(2, 3, names), (3, 3, names)]
