@@ -204,7 +204,10 @@ def _predicted(job: Session, run: Run, pinned: Cases, fed: Sequence[Cases]) -> R
                 known = Fed(training, loading)
     trainings: list[Training] = []
     for case, predicted in predictions.items():
-        predicted = replace(predicted, speedup=_speedups(case, predictions))
+        alike = [other for other in predictions if other.workers == case.workers]
+        gains = {name: predictions[base].step_s / predicted.step_s
+                 for name, base in baselines(case, alike).items()}  # fmt: skip
+        predicted = replace(predicted, speedup=gains)
         units = job.network.units_per_sample * case.batch * case.accumulate
         blank = Training(case, PREDICTED, unit=job.network.unit, step_units=units)
         training = run.find(Training, case.key) or blank
@@ -220,9 +223,3 @@ def _host_s(training: Training, kind: str, there: int) -> float:
         return training.steps.median_s * there
     # A step that waits for the device has no launching of its own: it holds its core all along.
     return training.steps.host_s or training.steps.median_s
-
-
-def _speedups(case: TrainCase, predicted: dict[TrainCase, Predicted]) -> dict[str, float]:
-    alike = [other for other in predicted if other.workers == case.workers]
-    bases = baselines(case, alike).items()
-    return {name: predicted[base].step_s / predicted[case].step_s for name, base in bases}

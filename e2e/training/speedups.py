@@ -64,15 +64,17 @@ def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]
     """
     # A rung is compared with the one before it; a skipped one adds nothing, a failed one may.
     ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]
+    timed = {t.case: t for t in trainings if t.steps}
     results: list[Training] = []
     for training in trainings:
         training = replace(training, rung=rungs.get(training.case.key))
         if training.steps is None:
             results.append(training)
             continue
-        speedup = _against_baselines(training, trainings)
-        if training.rung:
-            speedup |= _against_rungs(training, ladder)
+        others = {name: timed[case] for name, case in baselines(training.case, [*timed]).items()}
+        if training.rung and (place := [rung.case for rung in ladder].index(training.case)):
+            others |= {"previous": ladder[place - 1], "first": ladder[0]}
+        speedup = {name: _ratio(other, training) for name, other in others.items() if other.steps}
         limit, why = _limit(training)
         warned = replace(training, speedup=speedup, limit=limit, why=why)
         more = (
@@ -81,18 +83,6 @@ def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]
         known = [warning for warning in more if warning]
         results.append(replace(warned, warnings=(*warned.warnings, *known)))
     return results
-
-
-def _against_baselines(training: Training, variants: Sequence[Training]) -> dict[str, Ratio]:
-    timed = {t.case: t for t in variants if t.steps}
-    bases = baselines(training.case, list(timed))
-    return {name: _ratio(timed[case], training) for name, case in bases.items()}
-
-
-def _against_rungs(training: Training, ladder: Sequence[Training]) -> dict[str, Ratio]:
-    place = next(i for i, rung in enumerate(ladder) if rung.case == training.case)
-    others = {"previous": ladder[place - 1], "first": ladder[0]} if place else {}
-    return {name: _ratio(other, training) for name, other in others.items() if other.steps}
 
 
 def _ratio(slow: Training, fast: Training) -> Ratio:

@@ -25,7 +25,7 @@ from microbench.timing.interleave import (
     WATCHED_SHARE,
     SamplingPlan,
 )
-from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
+from microbench.timing.stats import is_settled, median
 
 # Of a turn's seconds: at most 0.6 of timed steps after 0.2 to warm up, which is enough for the
 # median of a turn to be known to a fraction of a per cent; less when the budget is short.
@@ -143,7 +143,9 @@ class _Sampler:
         """Whether that was the last round."""
         if spent_s >= self._budget_s and rounds >= self.fewest:
             return True
-        return rounds in INTERIM_LOOKS and all(self._settled(part) for _, part in self._order)
+        tick_s = self._timer.resolution_s
+        times = ([block.times_s for block in part.blocks] for _, part in self._order)
+        return rounds in INTERIM_LOOKS and all(is_settled(each, tick_s) for each in times)
 
     def finish(self) -> None:
         """End the last turn."""
@@ -186,16 +188,6 @@ class _Sampler:
             return blocks[0]
         medians = [median(block.times_s) for block in blocks]
         return replace(blocks[medians.index(max(medians))], ranks_s=tuple(medians))
-
-    def _settled(self, part: TimedPart) -> bool:
-        """Whether its median is known to MAX_INTERVAL_PCT per cent, or to one tick."""
-        times = [block.times_s for block in part.blocks]
-        tick_s = self._timer.resolution_s
-        ends = median_interval(times, tick_s)
-        if ends is None:
-            return False
-        centre = median([t for block in times for t in block])
-        return half_width_pct(centre, ends) <= MAX_INTERVAL_PCT or ends[1] - ends[0] <= 2 * tick_s
 
 
 def _timer_of_bursts(variants: Sequence[Variant], timer: StepTimer) -> StepTimer | BurstTimer:

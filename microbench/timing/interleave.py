@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from microbench.timing import FEWEST_ROUNDS, HEAVY_S, SUSTAINED
-from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
+from microbench.timing.stats import is_settled
 from microbench.timing.timers import Block, Launch, Timer
 
 WATCHED_SHARE = 0.5  # of the warm-up: its later part counts for the variant's telemetry
@@ -88,21 +88,6 @@ class Variant:
     launch: Launch
     estimate_s: float
     blocks: list[Block] = field(default_factory=list[Block])
-
-    def settled(self, resolution_s: float) -> bool:
-        """Whether its median is known to MAX_INTERVAL_PCT per cent, or to one tick.
-
-        `resolution_s` is that tick, in seconds. False for fewer than two blocks.
-        """
-        times = [block.times_s for block in self.blocks]
-        interval = median_interval(times, resolution_s)
-        if interval is None:
-            return False
-        centre = median([t for block in times for t in block])
-        return (
-            half_width_pct(centre, interval) <= MAX_INTERVAL_PCT
-            or interval[1] - interval[0] <= 2 * resolution_s
-        )
 
 
 @contextmanager
@@ -192,7 +177,10 @@ class InterleavedSampler:
             return True
         if rounds not in INTERIM_LOOKS:
             return False
-        return all(variant.settled(self.timer.resolution_s) for variant in variants)
+        return all(
+            is_settled([block.times_s for block in variant.blocks], self.timer.resolution_s)
+            for variant in variants
+        )
 
     @property
     def _is_sustained(self) -> bool:

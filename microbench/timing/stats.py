@@ -107,6 +107,18 @@ def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | Non
     return centre * math.exp(-half), centre * math.exp(half)
 
 
+def is_settled(times_s: Sequence[Sequence[float]], resolution_s: float) -> bool:
+    """Whether the median of these blocks is known to MAX_INTERVAL_PCT per cent, or to one tick.
+
+    `resolution_s` is that tick, in seconds. False for fewer than two blocks.
+    """
+    ends = median_interval(times_s, resolution_s)
+    if ends is None:
+        return False
+    half_pct = half_width_pct(median([t for block in times_s for t in block]), ends)
+    return half_pct <= MAX_INTERVAL_PCT or ends[1] - ends[0] <= 2 * resolution_s
+
+
 def half_width_pct(centre: float, interval: Interval) -> float:
     """The larger half of the interval, in per cent of the centre, which must not be 0."""
     return 100 * max(interval[1] - centre, centre - interval[0]) / centre
