@@ -114,6 +114,11 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> run_output
                     raise UserError(f"{death.reason}; results so far: {path}") from None
         else:
             console.print(f"{path} is complete: nothing to measure.")
+            assert before  # a new run lacks all
+            run = replace(run, finished_at=before.finished_at)
+            if run.finished_at is None:  # stopped after its last case
+                run = annotate(replace(run, finished_at=run_output.now()))
+                run_output.save(run, path)
     finally:
         workers.close()
     return run_output.Done(run, path, asked.outputs)

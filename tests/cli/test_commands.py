@@ -134,6 +134,12 @@ def test_nothing_is_left_to_resume_and_said(kept: Kept, shop: Shop, tmp_path: Pa
     ran = shop.run(*words_of(kept.name), "--resume", file, "--quiet")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     assert samples(json.loads(file.read_text())) == samples(kept.document)
+    # Nor of one that was stopped after its last case.
+    file.write_text(json.dumps({**kept.document, "finished_at": None}))
+    for _ in range(2):
+        ran = shop.run(*words_of(kept.name), "--resume", file)
+        assert (ran.returncode, ran.stderr, "not finished" in ran.stdout) == (0, "", False)
+        assert json.loads(file.read_text())["finished_at"]
 
 
 def test_a_stopped_run_goes_on_with_its_file_alone(kept: Kept, shop: Shop, tmp_path: Path) -> None:
