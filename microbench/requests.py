@@ -212,6 +212,8 @@ class AttentionRequest(Request):
         if self.shapes:
             problems = read_shapes(self.name, self.shapes)
         else:
+            if any("x" not in heads for heads in self.heads.split(",")):
+                raise UserError(f"--heads {self.heads}: write heads x head size, such as 16x64")
             words = Attention.CHOICES
             axes = product(
                 sweep.parse_names(self.passes, words["pass"], "--pass"),
