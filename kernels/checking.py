@@ -36,14 +36,17 @@ def poison(output: torch.Tensor) -> None:
 
 def launch_poisoned(operands: Any, candidate: Candidate) -> Any:
     """Launch once into poisoned memory; the operands to check then. ValueError where the launch
-    returned a tensor of another shape or dtype than the output.
+    returned a tensor of another shape or dtype than the output, or none, with nowhere to write.
     """
     outputs: Sequence[torch.Tensor] = operands.outputs
     left = [torch.empty_like(output) for output in outputs if candidate.allocates]
     for tensor in (*outputs, *left):
         poison(tensor)
     left.clear()  # poison is where the allocator takes from
-    return operands.holding(*results(candidate.call(), outputs))
+    returned = candidate.call()
+    if candidate.allocates and returned is None:
+        raise ValueError("returned None, and has no argument `out`")
+    return operands.holding(*results(returned, outputs))
 
 
 def renewal(inputs: Sequence[torch.Tensor]) -> Callable[[], None]:

@@ -107,10 +107,7 @@ class UserBackend:
         """The function or object. ValueError, in one line, where it is none."""
         found = find(self.name)
         if not (hasattr(found, "candidates") or callable(found)):
-            raise ValueError(
-                f"{self.name} is a {type(found).__name__}: a back end is a function of the "
-                "operands, or an object with candidates(case, operands, target)"
-            )
+            raise ValueError("neither a function of the operands nor an object with `candidates`")
         return found
 
     @property

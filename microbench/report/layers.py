@@ -311,7 +311,7 @@ def _decode(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer], riva
             })  # fmt: skip
     columns = [
         Column("tokens", "tokens"), Column(f"{base}\nms", "s", fmt.milliseconds),
-        Column("GB/s", "rate", lambda rate: f"{rate / 1e9:,.0f}"),
+        Column("GB/s", "rate", lambda rate: fmt.throughput(rate / 1e9)),
         Column("% of\nmemory", "share", fmt.per_cent),
         Column("TFLOP/s", "flops", lambda rate: fmt.number(rate / 1e12)),
         *(Column(name.replace(" ", "\n"), f"ratios.{name}", fmt.short_ratio) for name in others),

@@ -83,7 +83,7 @@ VALUES = {
         "--padding": ["valid", "-1", "1x2x3"], "--dilation": ["0"], "--groups": ["0", "all"],
         "--pass": ["up"], "--layout": ["nn"], "--backend": ["cublas"], "--sizes": ["16"],
     },
-    "attention": {"--dtype": ["fp8"], "--heads": ["0x8", "4x3x8", "a", "1x2x3x4"],
+    "attention": {"--dtype": ["fp8"], "--heads": ["0x8", "4x3x8", "a", "1x2x3x4", "16"],
                   "--sizes": ["8x8"], "--pass": ["dgrad"], "--layout": ["nt"],
                   "--backend": ["triton"]},
     "payoff": {"--channels": ["64..8"], "--json": ["/nowhere/a.json"]},
@@ -254,7 +254,7 @@ BY_THE_DEVICE = {
     "gemm --device cpu --without tma": "leaves out no Triton configuration",
     "gemm --device cpu --dtype fp32 --vs none --sizes 500000": "free",  # 3 x 10^12 bytes
     "conv --device cpu --channels 8,1000000": "1000000",
-    "gemm --device cpu --backend bad:three": "a back end is a function",
+    "gemm --device cpu --backend bad:three": "neither a function of",
     "train cnn-cifar --device gpu": "cuda",
     "train cnn-cifar --device cpu --iterations 2 --held-out 4": "--held-out",
     f"train cnn-cifar --device cpu --resume {GEMM}": "gemm-fp16.json is not a run of e2e",

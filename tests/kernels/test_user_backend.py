@@ -35,6 +35,9 @@ def unfinished(a, b):
 def wider(a, b):
     return (a @ b).double()
 
+def forgetful(a, b):
+    a @ b
+
 def broken(a, b):
     raise ValueError("first line\\nsecond line")
 
@@ -91,7 +94,7 @@ def found(run: Run) -> dict[str, Any]:
 
 
 def test_right_ones_are_timed_beside_the_library_and_wrong_ones_are_not(folder: Path) -> None:
-    names = ("gemm", "into", "wrong", "unfinished", "wider", "broken", "several")
+    names = ("gemm", "into", "wrong", "unfinished", "wider", "forgetful", "broken", "several")
     backends = ",".join(f"my_own:{name}" for name in names)
     words = ("gemm", "--sizes", "48", "--backend", backends)
     by = found(measured(folder, "gemm", *words, code=1))  # some of the user's failed
@@ -102,13 +105,14 @@ def test_right_ones_are_timed_beside_the_library_and_wrong_ones_are_not(folder: 
         assert result.vs_backend["cpu"].ratio > 0
         assert result.rel_error < 1e-6
     assert by["my_own:several"].variant == "one"
-    reasons = {name: by[f"my_own:{name}"].reason for name in names[2:6]}
+    reasons = {name: by[f"my_own:{name}"].reason for name in names[2:7]}
     assert "relative error 0.1 against float64" in reasons["wrong"]
     assert "wrong result" in reasons["unfinished"]
     assert reasons["wider"] == "returned float64 [48, 48], not float32 [48, 48]"
+    assert reasons["forgetful"] == "returned None, and has no argument `out`"
     line = MINE.splitlines().index("def broken(a, b):") + 2
     assert reasons["broken"] == f"ValueError: first line (my_own.py:{line})"
-    lost = [by[f"my_own:{name}"] for name in names[2:6]]
+    lost = [by[f"my_own:{name}"] for name in names[2:7]]
     assert {(result.status, result.measurement) for result in lost} == {("failed", None)}
     words = ("gemm", "--sizes", "47", "--backend", "my_own:several,my_own:broken")
     by = found(measured(folder, "odd", *words, code=1))
