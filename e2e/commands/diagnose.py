@@ -190,10 +190,8 @@ class Report:
             print(clean(f"error: {error}"), file=sys.stderr)
             return NOTHING_SEEN
         if names:
-            named = (
-                replace(run, name=name) for run, name in zip(diagnosis.runs, names, strict=True)
-            )
-            diagnosis = replace(diagnosis, runs=tuple(named))
+            named = zip(diagnosis.runs, names, strict=True)
+            diagnosis = replace(diagnosis, runs=tuple(replace(r, name=n) for r, n in named))
         self._put(document_of_diagnosis(diagnosis, command))
         met = parse_condition(self.fail_on).found_in(diagnosis.runs[-1]) if self.fail_on else ""
         if met:
@@ -245,6 +243,8 @@ class Condition:
 
     def found_in(self, run: Traced) -> str:
         """What meets the condition, such as "busy is 44.1 %"; "" where nothing does."""
+        if self.name == BUSY and run.on_cpu:
+            raise UserError("--fail-on busy: no GPU was recorded")
         share = run.busy if self.name == BUSY else run.ms(self.name) / run.step_ms
         met = 100 * share < self.pct if self.is_below else 100 * share > self.pct
         return f"{self.printed} is {100 * share:.1f} %" if met else ""

@@ -79,7 +79,8 @@ def test_a_script_is_run_recorded_and_explained(user: User) -> None:
 
 def test_two_runs_of_it_are_compared_and_may_be_kept(user: User) -> None:
     """With the same arguments both traces have one name, and neither is held against itself."""
-    options = (*STEPS, "--json", "found.json", "--keep", "kept", "--fail-on", "busy>0")
+    met = "matrix multiplications>0"
+    options = (*STEPS, "--json", "found.json", "--keep", "kept", "--fail-on", met)
     out, _ = diagnose(user, *options, "train.py", "--base-args", "", code=4)
     assert out.count("arguments []") == 2
     assert "  change" in out, "a table of both"
@@ -89,6 +90,8 @@ def test_two_runs_of_it_are_compared_and_may_be_kept(user: User) -> None:
     assert kept == ["train-2.json.gz", "train-2.proofs.json", "train.json.gz"]
     out, _ = diagnose(user, "kept/train.json.gz", "--base", "kept/train-2.json.gz")
     assert "  change" in out, "a table of both"
+    _, errors = diagnose(user, "kept/train.json.gz", "--fail-on", "busy<70", code=2)
+    assert errors == "error: --fail-on busy: no GPU was recorded\n"
 
 
 @pytest.mark.parametrize(
