@@ -132,7 +132,8 @@ def _tables(comparisons: Mapping[str, Comparison]) -> list[Part]:
             ends = f": A / B {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
             steady = sum(row.reason == IN_CYCLES for row in hidden)
             clocks = f" ({steady} by cycles, as the clock varies: power limit)" if steady else ""
-            below.append(f"{len(hidden)} more {verdict}{ends}{clocks}")
+            more = "more " * (verdict in verdicts)
+            below.append(f"{len(hidden)} {more}{verdict}{ends}{clocks}")
     first = [
         Column("B is", "verdict", once=True),
         *([Column("B", "run")] if len(comparisons) > 1 else []),
