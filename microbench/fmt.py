@@ -109,6 +109,12 @@ def half_interval(median_s: float, ci95_s: Interval | None) -> str:
     return f"{pct:.1f}%" if pct < 9.95 else f"{min(pct, 999):.0f}%"
 
 
+def too_wide(half_pct: float) -> str:
+    """ "intervals of up to ±88.7 % are too wide"."""
+    most = f"of up to ±{number(half_pct)} %" if half_pct < 999 else "beyond ±999 %"
+    return f"intervals {most} are too wide"
+
+
 def half_of(timed: Timed) -> str:
     """As `half_interval`, of what was timed."""
     return half_interval(timed.median_s, timed.ci95_s)

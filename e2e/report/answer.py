@@ -203,10 +203,8 @@ def _no_verdicts(view: View, ruined: Sequence[Group], device: str) -> Iterator[s
         names = [view.label(t) for t in widest.variants if t.steps]
         named = fmt.joined(names) if len(names) <= MOST_NAMED else f"{len(names)} recipes"
         more = f", nor in {fmt.count(len(ruined) - 1, 'other comparison')}" * (len(ruined) > 1)
-        yield (
-            f"{NO_VERDICT} on {named} ({where_of(view, widest.variants, device)}){more}: "
-            f"intervals of up to ±{fmt.number(widest.ruined_pct)} % are too wide"
-        )
+        where = where_of(view, widest.variants, device)
+        yield f"{NO_VERDICT} on {named} ({where}){more}: {fmt.too_wide(widest.ruined_pct)}"
     apart = [(t, name) for t in view.variants if not view.group_of(t).ruined_pct
              and (name := ledger.contradicted(view, t))]  # fmt: skip
     for variant, name in apart[:1]:

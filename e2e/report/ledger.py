@@ -167,7 +167,7 @@ def contradicted(view: View, variant: Training) -> str:
 def doubt_of(view: View, variant: Training) -> str:
     """Why it is not said where its time goes, nor what limits it; "" where it may be said."""
     if ruined_pct := view.group_of(variant).ruined_pct:
-        return f"intervals of up to ±{fmt.number(ruined_pct)} % are too wide"
+        return fmt.too_wide(ruined_pct)
     if name := contradicted(view, variant):
         return f"the steps and the rounds disagree on whether it is faster than {name}"
     ratio = gain(variant)

@@ -315,6 +315,7 @@ def test_nothing_follows_from_ruined_intervals() -> None:
     ruined = run_of(replace(fp32, steps=wide), tf32, replace(amp, causes=CAUSES))
     text = " ".join(shown(ruined, details=True).split())
     assert "No verdict on fp32, tf32 and amp" in text
+    assert "intervals beyond ±999 % are too wide" in text
     for said in ("where the time of a step goes", "What limits", "trains", "saves", "Try"):
         assert said not in text
     assert len(answer(ruined)) == 3
