@@ -71,15 +71,16 @@ def prediction_parts(view: View, *, screen: bool) -> list[Part]:
     """A row for each prediction, in ms, beside what was measured; `screen`: also on the screen."""
     view = view.only(of_operations)
     names = in_order({name: 0 for t in view.variants for name in _of(t).speedup})
+    time = "GPU time" if any(_of(t).launches for t in view.variants) else "time"
     columns = [
         *names_of(view),
         Column("predicted\nms", "predicted.step_s", fmt.milliseconds),
         Column("interval", "predicted.interval_s", _interval, drop=9),
         Column("measured\nms", "measured_s", fmt.milliseconds),
         Column("error", "error_pct", fmt.signed_pct),
-        *(Column(f"GPU time\nx {view.title(name, SHORT_MARK)}", f"x {name}", _ratio)
+        *(Column(f"{time}\nx {view.title(name, SHORT_MARK)}", f"x {name}", _ratio)
           for name in names),
-        Column("launches", "predicted.launches", "{:,}".format, drop=6),
+        Column("launches", "predicted.launches", lambda n: f"{n:,}" * (n > 0), drop=6),
         Column("CPU launch\nms, about", "predicted.host_s", fmt.milliseconds, drop=4),
         Column("peak\nGB", "predicted.memory_bytes", fmt.gigabytes, drop=8),
     ]  # fmt: skip
@@ -92,7 +93,7 @@ def prediction_parts(view: View, *, screen: bool) -> list[Part]:
         for t in view.variants
     ]  # fmt: skip
     short = [SHORT_NOTE] * any(map(view.is_short, names))
-    title = "Predicted GPU time of a step (operations alone)"
+    title = f"Predicted {time} of a step (operations alone)"
     notes = [*_unknown(view, view.variants), *short]
     every = Part(title, columns, [*map(Row, rows)], notes, VERBOSE)
     if not screen:

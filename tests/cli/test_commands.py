@@ -77,6 +77,7 @@ def test_it_ends_well_is_plain_fits_and_tells_nothing_of_the_owner(kept: Kept, s
     assert last == f"Run file: {kept.file}"
     assert [line for line in lines if len(line) > 100 or line != line.rstrip()] == []
     assert not set("\x1b\r") & set(kept.ran.stdout)
+    assert "GPU time" not in kept.ran.stdout, "it is of a CPU"
     run = kept.document
     assert run["schema_version"] == 2
     words = COMMANDS[kept.name].split()
