@@ -32,8 +32,11 @@ import statistics
 import sys
 import threading
 import time
+import types
 import warnings
 import weakref
+import zipfile
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from decimal import Decimal
@@ -45,8 +48,10 @@ AFTER, BARE, TRACED = 20, 20, 3  # steps: warm-up, timed without the profiler, r
 Function = Callable[..., Any]
 torch: Any = None  # imported by the first Watch: who only reads constants need not wait for it
 _is_compiling: Callable[[], bool] = bool  # torch's own since 2.1; in compiled code it is a constant
+MOST_OTHERS = 100  # steps of another optimizer: then those of the first are over
 LEAD_IN = 1  # recorded before those that count: the profiler's first step is slow
 PREFIX = "halfway::"  # of the names of modules in the trace
+OURS = "ProfilerStep#halfway"  # marks a step; the script's own profiler marks its own
 KEY = "halfway"  # of our facts in the trace
 PROOFS = "halfway_prove.py"
 OPTIMIZER, CALL, LOOP = "optimizer step", "call of the model", "step"  # what a step is
@@ -94,7 +99,8 @@ class Watch:
         for name, value, least in (("after", after, 0), ("bare", bare, 2), ("traced", traced, 1)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
-        self.out = _of_this_rank(out)
+        self._shown = _of_this_rank(out)
+        self.out = os.path.abspath(self._shown)  # the script may change its folder
         self.after, self.bare, self.traced = after, bare, traced
         self.module_names, self.then_exit = module_names, then_exit or bool(prove)
         self.model: Any = None  # where it is known before: its parts have their paths in it
@@ -108,6 +114,7 @@ class Watch:
         self._prover: Any = None
         self._process = os.getpid()
         self._open, self._looking = ExitStack(), ExitStack()  # end what is open: in all, in a phase
+        self._leaving = False  # SystemExit was raised
         self.late = False  # a step ended where nothing may begin
         self._was_late = False  # and one has been counted since
         self._profiles: weakref.WeakSet[Any] | None = None  # that were prepared, ours too
@@ -127,8 +134,11 @@ class Watch:
         """
         if _inside():  # torch repeats this assignment where compiled code runs
             self.late = True
-        elif os.getpid() == self._process and not (self.done and self._prover is None):
-            self._guarded(self._step)()
+        elif os.getpid() == self._process:
+            if self._leaving:  # the script caught that and trains on
+                self._leave()
+            elif not self.done or self._prover is not None:
+                self._guarded(self._step)()
 
     def count(self, unit: str) -> None:
         """Say what a step is: a call of the model, until there is an optimizer."""
@@ -136,6 +146,11 @@ class Watch:
             self.unit = unit
             self._guarded(self._begin)(0)
             self._calls = self._calls or _Calls(self._open, self._guarded(self._called))
+
+    def anew(self) -> None:
+        """Count from here: what steps were until now is over. What is done stays."""
+        if not self.done:
+            self._guarded(self._begin)(0)
 
     def excuses(self, error: Exception) -> bool:
         """Whether the script raised it in steps that only serve to try changes; they end then."""
@@ -204,7 +219,7 @@ class Watch:
                 if self._proofs is not None and os.path.exists(self.out):
                     self._start_proofs()
                 if self._prover is None and self.then_exit:
-                    raise SystemExit(0)
+                    self._leave()
         elif self._profiler is not None:
             self._ends.append(time.time_ns())
             if len(self._ends) == LEAD_IN + self.traced:
@@ -347,7 +362,7 @@ class Watch:
             self._open_step.__exit__(None, None, None)
             self._open_step = None
         if begins:
-            self._open_step = torch.profiler.record_function(f"ProfilerStep#{self._named}")
+            self._open_step = torch.profiler.record_function(f"{OURS}{self._named}")
             self._open_step.__enter__()
 
     def _write(self) -> None:
@@ -361,7 +376,8 @@ class Watch:
         if not self._quiet:
             self._say(
                 f"{len(self.bare_s)} steps timed ({1e3 * statistics.mean(self.bare_s):.3f} ms a "
-                f"step), {self.traced} recorded in {self.out}; next: halfway diagnose {self.out}"
+                f"step), {self.traced} recorded in {self._shown}; "
+                f"next: halfway diagnose {self._shown}"
             )
 
     def _exported(self, profiler: Any) -> bytes:
@@ -414,8 +430,18 @@ class Watch:
             self._prover.end(_first_line(error))
         if self._prover.done:
             self._prover = None
-            raise SystemExit(0)
+            self._leave()
         self._tell_progress()
+
+    def _leave(self) -> None:
+        """End the program. In another thread SystemExit would end that one alone."""
+        if not self._leaving and threading.current_thread() is threading.main_thread():
+            self._leaving = True
+            raise SystemExit(0)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(0)
 
     def _keep(self, results: dict[str, Any]) -> None:
         try:
@@ -472,25 +498,43 @@ def watch(model: Any = None, **options: Any) -> Generator[Watch]:
 # ---------------------------------------------------------------- a script
 
 
-def run_script(name: str, arguments: Sequence[str], watching: Watch, is_module: bool) -> None:
-    """Run a script, or a module as `python -m` does, unchanged, and watch it.
-
-    A step ends where its optimizer's step does: that of the one that was stepped first, as long as
-    it exists. Until there is an optimizer, each call of the model begins a step. Whatever the
-    script raises is raised.
-    """
+def _ends_of_steps(watching: Watch) -> Function:
+    """A hook for all optimizers: a step ends where that of the training's is stepped."""
     first: list[Any] = []
+    others: Counter[int] = Counter()  # steps of other optimizers since the first one's last
 
     def on_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
         if not first or first[0]() is None:
             first[:] = [weakref.ref(optimizer)]
-        if first[0]() is optimizer:
-            watching.step()
+        elif first[0]() is not optimizer:
+            others[id(optimizer)] += 1
+            if others[id(optimizer)] < MOST_OTHERS:
+                return
+            first[:] = [weakref.ref(optimizer)]  # an earlier part of the script is over
+            watching.anew()
+        others.clear()
+        watching.step()
+
+    return on_step
+
+
+def run_script(name: str, arguments: Sequence[str], watching: Watch, is_module: bool) -> None:
+    """Run a script, or a module as `python -m` does, unchanged, and watch it.
+
+    A step ends where its optimizer's step does: that of the one that was stepped first, as long as
+    it exists and another one is not stepped MOST_OTHERS times without it. Until there is an
+    optimizer, each call of the model begins a step. Whatever the script raises is raised.
+    """
+    on_step = _ends_of_steps(watching)
 
     def remember(made: Function, optimizer: Any, *rest: Any, **named: Any) -> None:
         made(optimizer, *rest, **named)
         watching.count(OPTIMIZER)
         optimizer.register_step_post_hook(on_step)
+
+    def leave(original: Function, *arguments: Any) -> None:
+        watching.end(isinstance(arguments[0], int) and arguments[0] != 0)
+        original(*arguments)
 
     watching.count(CALL)
     sys.argv = [name, *arguments]
@@ -498,10 +542,12 @@ def run_script(name: str, arguments: Sequence[str], watching: Watch, is_module: 
     try:
         with ExitStack() as patched:
             _replace(patched, torch.optim.Optimizer, "__init__", remember)
+            for ending in ("_exit", "execv", "execve"):  # after these nothing of ours runs
+                _replace(patched, os, ending, leave)
             if is_module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(name, run_name="__main__")
+                _run_file(name)
         failed = False
     except SystemExit as ended:
         failed = ended.code not in (None, 0)
@@ -511,6 +557,18 @@ def run_script(name: str, arguments: Sequence[str], watching: Watch, is_module: 
             raise
     finally:
         watching.end(failed)
+
+
+def _run_file(name: str) -> None:
+    """As `python name` does: __file__ is its whole path, sys.argv[0] what was given."""
+    if zipfile.is_zipfile(name):
+        runpy.run_path(name, run_name="__main__")
+        return
+    script: Any = types.ModuleType("__main__")
+    script.__file__ = os.path.abspath(name)
+    sys.modules["__main__"] = script
+    with open(name, "rb") as file:
+        exec(compile(file.read(), script.__file__, "exec", dont_inherit=True), script.__dict__)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

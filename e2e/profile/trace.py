@@ -19,6 +19,7 @@ from decimal import Decimal, DecimalException
 from pathlib import Path
 from typing import Any, cast
 
+from e2e.profile.halfway_watch import OURS
 from kernels.files import bounded_int, open_regular
 from microbench.errors import UserError
 
@@ -153,11 +154,19 @@ def read_trace(path: Path) -> Trace:
         cast(dict[str, Any], header).pop("traceEvents", None), list
     ):
         raise UserError(f"{path} is not a trace of torch's profiler: it has no traceEvents")
+    spans[NOTE] = _without_others(spans[NOTE])
     for some in spans.values():
         some.sort(key=lambda span: (span.start, -span.end))
     head = cast(dict[str, Any], header)
     facts: Any = head.pop(FACTS, {})
     return Trace(spans, head, cast(dict[str, Any], facts) if isinstance(facts, dict) else {})
+
+
+def _without_others(notes: list[Span]) -> list[Span]:
+    """Without the steps that the script's own profiler marks, where the recorder marked them."""
+    if not any(note.name.startswith(OURS) for note in notes):
+        return notes
+    return [n for n in notes if n.name.startswith(OURS) or not n.name.startswith(STEP)]
 
 
 def _content(path: Path) -> bytes:

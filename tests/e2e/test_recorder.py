@@ -170,7 +170,35 @@ def profiling(begin: int, lasts: int, whole: int) -> Case:
     return Case(text, whole=whole, says="" if whole else "the script's own profiler")
 
 
+ELSEWHERE = """
+import os
+from pathlib import Path
+os.chdir("/")
+print(Path(__file__).read_text()[:7])
+"""
+EARLIER = """
+other = Net()
+early = torch.optim.SGD(other.parameters(), lr=0.01)
+step(other, early)
+for _ in range(100):
+    step(net, optimizer)
+"""
+OWN_STEPS = """
+own = torch.profiler.profile(schedule=torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=1))
+own.start()
+for number in range(STEPS):
+    print(step(net, optimizer))
+    own.step()
+own.stop()
+"""
 CASES = {
+    "elsewhere": Case(ELSEWHERE + PLAIN),
+    "earlier": Case(EARLIER + PLAIN),
+    "own_marks": Case(OWN_STEPS),
+    "ends_hard": Case("STEPS = 4" + PLAIN + "import os\nsys.stdout.flush()\nos._exit(0)", whole=0,
+                      says=f"4 steps were seen, {NEEDED} are needed"),
+    "replaced": Case("import os\nsys.stdout.flush()\nos.execv('/bin/true', ['true'])", whole=0,
+                     says="0 steps were seen"),
     "plain": Case(PLAIN),
     "two_optimizers": Case(TWO_OPTIMIZERS, calls=2),
     "accumulated": Case(PLAIN.replace("optimizer)", "optimizer, parts=4)"), calls=4),
@@ -243,12 +271,48 @@ def test_a_script_runs_as_without_it_and_leaves_whole_steps(user: User, name: st
     passes = (case.whole + 1) * case.calls
     inner = dict.fromkeys(("blocks.0", "blocks.1"), passes * case.of_blocks)
     assert forwards(trace) == {"": passes, "stem": passes, "head": passes} | inner
-    seen = {(op.module, op.phase) for op in step_of(read_trace(trace)).ops}
+    recorded = step_of(read_trace(trace))
+    stems = [n for n in recorded.trace.spans[NOTE] if n.name == f"{PREFIX}stem"]
+    inside = sum(recorded.start <= stem.start < recorded.end for stem in stems)
+    assert inside == case.whole * case.calls, "from the end of a step to that of another"
+    seen = {(op.module, op.phase) for op in recorded.ops}
     assert {("stem", "backward"), ("head", "backward")} <= seen
     assert {"forward", "optimizer"} & {phase for _, phase in seen}
     text = gzip.decompress(trace.read_bytes()).decode()
     assert not json.loads(text).get("host_name")
     assert str(user.folder) not in text
+
+
+CAUGHT = """
+for number in range(4 * STEPS):
+    try:
+        step(net, optimizer)
+    except BaseException:
+        print("caught")
+print("END")
+"""
+IN_A_THREAD = """
+import threading, time
+over = []
+def train():
+    for number in range(4 * STEPS):
+        step(net, optimizer)
+    over.append(True)
+threading.Thread(target=train).start()
+while not over:
+    time.sleep(0.01)
+print("END")
+"""
+
+
+@pytest.mark.parametrize(("text", "says"), [(CAUGHT, "caught"), (IN_A_THREAD, "")])
+def test_a_script_ends_when_told_to_though_it_catches_that_or_waits_for_a_thread(
+    user: User, text: str, says: str
+) -> None:
+    (user.folder / "train.py").write_text(START + text)
+    printed = user.record("--then-exit", "train.py").stdout
+    assert printed.splitlines()[1:] == [says] * bool(says)
+    check_diagnosis(user.folder / "a.json.gz")
 
 
 @pytest.mark.parametrize("name", [RECORDER, PROOFS])
