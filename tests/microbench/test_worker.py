@@ -16,18 +16,10 @@ from samples.commands import warm_children
 from e2e.commands.worker import MOST_ALIKE, PassedOn, into
 from kernels.case import Case, Target
 from kernels.gemm import Gemm
-from microbench.device.device import describe
-from microbench.device.host import software
 from microbench.errors import UserError
 from microbench.requests import REQUESTS, Conditions, check_without, patterns, request_of
 from microbench.sweep import Group
 from microbench.worker import Child, Worker, WorkerDied, Workers
-
-ON_CPU = Conditions(device="cpu", l2="warm", seed=0)
-
-
-def group_of(*precisions: str, size: int = 16) -> Group:
-    return Group(tuple(Case(Gemm(size, size, size), p, "cpu") for p in precisions))
 
 
 @pytest.fixture(autouse=True)
@@ -39,81 +31,22 @@ def _all_end() -> Iterator[None]:
     assert set(multiprocessing.active_children()) <= before
 
 
-@pytest.fixture
-def worker() -> Iterator[Worker]:
-    child = Worker(ON_CPU)
-    yield child
-    child.close()
-
-
-def pid() -> int:
-    """The process of the worker that has started last."""
-    return max(child.pid or 0 for child in multiprocessing.active_children())
-
-
-def test_it_greets_with_its_device_and_not_with_its_owner(worker: Worker) -> None:
-    greeting = worker.greet()
-    assert greeting.target.kind == greeting.device["kind"] == "cpu"
-    assert greeting.device == describe("cpu").as_dict()
-    assert greeting.software == software()
-    assert os.uname().nodename not in str(greeting)
-
-
-@pytest.mark.parametrize("greeted", [True, False])
-def test_it_measures_a_group_and_tells_where_it_is(worker: Worker, greeted: bool) -> None:
-    if greeted:
-        worker.greet()
-    stages: list[tuple[str, str]] = []
-    group = group_of("fp32", "tf32", "bf16")
-    results = worker.measure(group, 0.1, lambda *what: stages.append(what))
-    assert [result.case for result in results] == list(group.cases)
-    assert [result.status for result in results] == ["ok", "skipped", "ok"]
-    assert {key for key, _ in stages} == {case.key for case in group.cases}
-
-
 def test_one_that_loads_early_with_a_compiler_measures_and_ctrl_c_is_not_its_business() -> None:
-    child = Worker(ON_CPU, early=True, compiles=True)
+    child = Worker(Conditions(device="cpu", l2="warm", seed=0), early=True, compiles=True)
+    group = Group((Case(Gemm(16, 16, 16), "fp32", "cpu"),))
     try:
         assert child.greet().target.kind == "cpu"
-        os.kill(pid(), signal.SIGINT)
-        assert child.measure(group_of("fp32"), 0.1, lambda *_: None)[0].status == "ok"
+        last = max(process.pid or 0 for process in multiprocessing.active_children())
+        os.kill(last, signal.SIGINT)
+        stages: list[tuple[str, str]] = []
+        (result,) = child.measure(group, 0.1, lambda *what: stages.append(what))
+        assert result.status == "ok"
+        assert {key for key, _ in stages} == {result.case.key}, "it tells where it is"
     finally:
         child.close()
 
 
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, r"hung: no response for \d+ s")],
-)
-def test_one_that_ends_or_falls_silent_while_it_measures_names_the_case(
-    number: signal.Signals, said: str
-) -> None:
-    worker = Worker(ON_CPU, hang_s=0.5)
-    try:
-        group = group_of("fp32", size=48)
-
-        def end(_key: str, stage: str) -> None:
-            if stage == "checking":
-                os.kill(pid(), number)
-
-        with pytest.raises(WorkerDied, match=said) as caught:
-            worker.measure(group, 3.0, end)
-        assert caught.value.key == group.cases[0].key
-        assert "\n" not in caught.value.reason
-        with pytest.raises(WorkerDied):  # and it stays dead
-            worker.measure(group, 30.0, lambda *_: None)
-    finally:
-        worker.close()
-
-
-def test_a_device_that_is_not_there_is_a_users_mistake_and_leaves_no_process() -> None:
-    child = Worker(Conditions(device="tpu", l2="warm", seed=0))
-    try:
-        with pytest.raises(UserError, match="tpu") as caught:
-            child.greet()
-        assert "\n" not in str(caught.value)
-    finally:
-        child.close()
+def test_a_device_that_is_not_there_leaves_no_process() -> None:
     workers = Workers(Conditions(device="cuda:99"))
     with pytest.raises(UserError, match="CUDA"):
         workers.next()
