@@ -29,7 +29,8 @@ from microbench.requests import Conditions
 MEASURED = ("median_s", "step_s", "images_per_s")  # what a CSV has of a result
 SAMPLES = ("times_s", "wall_times_s", "blocks")
 OTHER = {  # words that make it another run
-    "gemm": "--regime burst", "conv": "--seed 4", "train": "--seed 4", "learn": "--seed 4",
+    "gemm": "--regime burst", "conv": "--seed 4", "layers": "--batch 4", "train": "--seed 4",
+    "learn": "--seed 4",
 }  # fmt: skip
 # How many results one that is stopped has not measured yet: whole comparisons.
 LEFT = {

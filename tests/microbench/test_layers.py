@@ -12,7 +12,6 @@ from samples.measuring import result_of
 
 from kernels.case import Case
 from microbench import fmt
-from microbench.errors import UserError
 from microbench.network.trace import Traced, trace
 from microbench.report import layers as report
 from microbench.report.layers import MeasuredLayer, by_pass, layers_of
@@ -30,7 +29,6 @@ from microbench.requests import (
 )
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Ceiling, LayerUse, NetworkUse, Ratio, Result, Run
-from microbench.run import check_same_task
 from microbench.sweep import Group
 from microbench.verdict import RUINED, gain
 
@@ -75,16 +73,6 @@ def run_of(
                 result = replace(result, speedup=ratios)
             results.append(result)
     return Run(("layers",), "now", {"name": "x"}, {}, results=tuple(results), network=network)
-
-
-def test_each_distinct_product_is_planned_once_and_used_as_often_as_it_runs(traced) -> None:
-    groups, network = planned(traced)
-    assert len({group.name for group in groups}) == len(groups)
-    uses = {(use.which, use.count) for use in network.layers if "conv/" in use.group}
-    assert uses == {("fprop", 1), ("wgrad", 1), ("fprop", 2), ("dgrad", 2), ("wgrad", 2)}
-    arms = {(c.op, c.precision_name, c.backend) for g in groups for c in g.cases}
-    assert arms == {(op, p, lib) for op, lib in (("conv", "cudnn"), ("gemm", "cublas"))
-                    for p in ("fp32", "tf32", "fp16")}  # fmt: skip
 
 
 def test_times_of_a_step_add_up(traced) -> None:
@@ -138,16 +126,6 @@ def test_our_kernels_are_held_against_the_library_and_a_missing_layer_is_said(tr
     failed = Result(first.case, "failed", "broke")
     broken = replace(run, results=(failed, *run.results[1:]))
     assert "ms over 2 of 3 layers" in report.report(broken, network).finding
-
-
-def test_a_run_is_resumed_by_its_own_network_only(traced) -> None:
-    _, network = planned(traced)
-    before = Run(("python", "-m", "microbench", "layers", "x"), "now", {"name": "x"}, {}, "layers",
-                 network=network)  # fmt: skip
-    path = Path("run.json")
-    check_same_task(path, before, "layers", network)
-    with pytest.raises(UserError, match="network was mine:net 4 16, now mine:net 8 16"):
-        check_same_task(path, before, "layers", replace(network, batch=8))
 
 
 @pytest.mark.usefixtures("traced")
