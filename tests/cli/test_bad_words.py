@@ -32,6 +32,10 @@ def raises():
 def leaves():
     raise SystemExit(0)
 
+def again():
+    from e2e.__main__ import main
+    return main(["list"])
+
 def number():
     return 3
 
@@ -74,8 +78,9 @@ VALUES = {
         "--vs": ["fp99", ""], "--budget": ["0", "-5", "nan", "inf", "soon"],
         "--processes": ["0", "-3", "101", "many"], "--tune": ["-1", "1001", "all"],
         "--seed": ["x", "-1", "9" * 23],
-        "--json": ["/nowhere/run.json", "/proc/run.json", "/tmp"],
-        "--resume": ["/nowhere/a.json", "broken.json", "other.json", "empty.json", "nested.json"],
+        "--json": ["/nowhere/run.json", "/proc/run.json", "/tmp", "loop"],
+        "--resume": ["/nowhere/a.json", "broken.json", "other.json", "empty.json", "nested.json",
+                     "loop"],
     },
     "conv": {
         "--channels": ["8,,16", "1" + "0" * 22, "8x8x8"], "--image": ["0", "a"],
@@ -157,6 +162,7 @@ AT_ONCE = {
     "layers bad:leaves": "SystemExit",
     "layers bad:words": "of type str as an example input",
     "layers bad:three": "not a function",
+    "layers microbench.__main__:main": "within itself",
     "layers bad:rises": "bad has no 'rises'; did you mean raises",
     "layers bad:wide": "bad:wide cannot train on 32x3x224x224: RuntimeError",
     "layers bad:half": "without .to(), .half() or .cuda()",
@@ -263,6 +269,9 @@ BY_THE_DEVICE = {
     "train cnn-cifar --device cpu --data generated --iterations 2 --held-out 10001":
         "--held-out 10001",
     "train bad:raises --device cpu": "broken on purpose",
+    "train e2e.halfway:main --device cpu": "within itself",
+    "predict e2e.__main__:app --device cpu": "within itself",
+    "predict bad:again --device cpu": "within itself",
     "train bad:Broken --device cpu --input 3x8x8": "forward is broken",
     "stalls bad:narrow --device cpu --data folder:pets": "outputs 1 classes, but the data have 2",
     "train cnn-cifar --device cpu --loss nonsense": "nonsense",
@@ -288,6 +297,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in files.items():
         put(folder / name, text.encode())
     (folder / "empty").mkdir()
+    (folder / "loop").symlink_to("loop")
     for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
         (folder / "pets" / place).mkdir(parents=True)
         Image.new("RGB", (32, 32)).save(folder / "pets" / place / "a.png")

@@ -180,13 +180,6 @@ def test_only_files_of_some_size_are_read(tmp_path: Path, words: str, kind: str)
         check_one_line(here(words.replace("X", str(path)), tmp_path), str(path))
 
 
-@pytest.mark.parametrize("option", ["--json", "--resume"])
-def test_a_loop_of_links_is_no_output(tmp_path: Path, option: str) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    check_one_line(here(f"{' '.join(GEMM)} {option} loop", tmp_path), "loop")
-    assert (tmp_path / "loop").is_symlink()
-
-
 @pytest.mark.parametrize(
     "words", ["show run.json --html a.svg --chart a.svg", "show run.json --html b --chart a.svg",
               "show run.json --chart run.svg",
@@ -320,22 +313,6 @@ def test_shared_memory_that_cannot_be_written_is_one_line(tmp_path: Path, words:
 
 
 # ---------------------------------------------------------------- the program within itself
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["e2e predict e2e.__main__:app", "e2e e2e.halfway:main",
-     "microbench layers microbench.__main__:main", "e2e predict again:build"],
-)  # fmt: skip
-def test_the_program_does_not_start_within_itself(tmp_path: Path, words: str) -> None:
-    (tmp_path / "again.py").write_text(
-        "from e2e.__main__ import main\ndef build():\n    return main(['list'])\n"
-    )
-    program, *rest = words.split()
-    main = {"e2e": e2e.__main__.main, "microbench": microbench.__main__.main}[program]
-    ran = run_here(main, program, *rest, "--device", "cpu", cwd=tmp_path)
-    check_one_line(ran, "within itself")
-    assert ran.stdout == ""
 
 
 def test_another_program_of_click_may_call_it() -> None:
