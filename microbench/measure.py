@@ -8,6 +8,7 @@ whatever happens to it.
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
 import traceback
@@ -454,4 +455,6 @@ def describe_failure(error: Exception, case: Case) -> str:
         others = held_by_others()
         return f"{reason}; {others}" if others else f"{reason}; try a smaller problem"
     own = OWN in case.backend and not isinstance(error, Wrong)
-    return described(error) if own else first_line(error)
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and case.precision.storage == "bfloat16"
+    hint = "; Triton's interpreter gets bfloat16 wrong" * (interpreted and isinstance(error, Wrong))
+    return (described(error) if own else first_line(error)) + hint

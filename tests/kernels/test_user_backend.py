@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from samples.commands import Ran, environment, run_here, warm_children
 
+from kernels.case import Case
+from kernels.gemm import Gemm
 from microbench.__main__ import main
+from microbench.measure import Wrong, describe_failure
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
@@ -162,6 +165,20 @@ def test_every_pass_of_a_convolution(folder: Path, layout: str) -> None:
         assert by["my_own:gradients", which].status == "ok", by["my_own:gradients", which].reason
     assert by["my_own:conv", "fprop"].status == "ok"
     assert "only its forward pass is measured" in (by["my_own:conv", "wgrad"].reason or "")
+
+
+def test_bfloat16_of_the_interpreter_is_not_blamed_on_the_kernel_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reason(precision: str) -> str:
+        return describe_failure(
+            Wrong("wrong result", 6e9), Case(Gemm(32, 32, 32), precision, "my_own:gemm")
+        )
+
+    assert reason("bf16") == "wrong result"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert reason("bf16") == "wrong result; Triton's interpreter gets bfloat16 wrong"
+    assert reason("fp16") == "wrong result"
 
 
 def test_the_example_kernels_are_right_in_the_interpreter() -> None:
