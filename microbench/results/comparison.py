@@ -186,7 +186,7 @@ def _apart(a: Iterable[str], b: Iterable[str]) -> str:
         for run, own, other in (("first", ours, theirs), ("second", theirs, ours))
         if (alone := [part for part in own if part not in other])
     ]
-    if "search=short" in ours.keys() ^ theirs.keys():
+    if ours.keys() ^ theirs.keys() == {"search=short"}:
         texts.append("measure it again with --search full")
     return f": {'; '.join(texts)}" if texts else ""
 
