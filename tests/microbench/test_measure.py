@@ -331,6 +331,7 @@ def test_a_kernel_that_takes_the_process_along_fails_alone(
     )  # fmt: skip
     assert "device" not in ran.stderr
     assert read_run(tmp_path / "run.json").finished_at
+    assert list(found) == ["cpu", *FATAL, "good"], "as planned, whichever died first"
     assert {name for name, result in found.items() if result.status == "ok"} == {"good", "cpu"}
     for name, said in FATAL.items():
         assert found[name].status == "failed"
