@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -14,20 +13,23 @@ from e2e.results.types import Training
 from e2e.training.feeds import TimedFeed
 from e2e.training.step_timer import StepBlock
 from e2e.training.trainer import Trainer
-from microbench.timing import interleave
+from microbench.timing.timers import Launch
 
 LOCAL, ALONE = "/local", "/alone"  # what keys of parts beside a step end in
 WAITS_SHARE = 0.02  # of the time: with more of it in any block, steps wait for their loader
 
 
 @dataclass
-class TimedPart(interleave.Variant):
+class TimedPart:
     """What takes turns: a variant's step, or what is timed beside it to know its exchange.
 
-    `estimate_s` is the same on all ranks.
+    `estimate_s` is about what a launch takes, the same on all ranks.
     """
 
-    blocks: list[Any] = field(default_factory=list[StepBlock])
+    key: str
+    launch: Launch
+    estimate_s: float
+    blocks: list[StepBlock] = field(default_factory=list[StepBlock])
 
 
 @dataclass
