@@ -125,7 +125,8 @@ def test_a_batch_or_an_epilogue_is_by_each_back_end_what_its_definition_gives(
         assert ready.total_error() <= {"fp64": 1e-15, "bf16": 5e-3}.get(name, 0.05)
         ready.renew()
         assert ready.rel_error_again(candidate, lambda launch: launch()) <= what.tolerance
-        assert ready.rel_error(replace(candidate, call=lambda: None)) == math.inf
+        unwritten = replace(candidate, call=lambda: None, allocates=False)
+        assert ready.rel_error(unwritten) == math.inf
 
 
 @pytest.mark.parametrize("problem", FORMS, ids=lambda one: f"{one.layout}-{one.batch}")
@@ -233,16 +234,6 @@ def test_the_seed_decides_the_inputs_and_arms_that_store_alike_share_them() -> N
 FLOATS = ["fp64", "fp32", "tf32", "fp16", "bf16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"]
 
 
-@pytest.mark.parametrize("name", [*FLOATS, "int8"])
-def test_one_wrong_element_in_a_small_matrix_is_caught(name: str) -> None:
-    kind = PRECISIONS[name]
-    for where in ((0, 0), (7, 9), (15, 15)):
-        operands = float_operands(16, 16, 16, kind)
-        assert relative_error(operands) <= kind.rel_tolerance
-        operands.c[where] = operands.c[where] + operands.c.double().std().to(operands.c.dtype)
-        assert not relative_error(operands) <= kind.rel_tolerance
-
-
 @pytest.mark.parametrize("name", [*FLOATS, "fp16-acc16", "int8"])
 @pytest.mark.parametrize("size", [16, 300])
 def test_an_unwritten_element_nan_and_infinity_are_caught_wherever_they_are(
@@ -291,20 +282,6 @@ def test_the_price_counts_the_rounding_of_inputs_and_products_of_zeros_are_zero(
 
 
 # ---------------------------------------------------------------- what cannot run
-
-
-@pytest.mark.parametrize(
-    ("precision", "capability", "said"),
-    [("fp8-e4m3", (8, 0), "8.9"), ("bf16", (7, 5), "8.0"), ("fp16", (6, 1), "7.0")],
-)
-def test_an_old_gpu_says_what_is_needed_and_what_it_has(
-    precision: str, capability: tuple[int, int], said: str
-) -> None:
-    gpu = Target("cuda", "a GPU", capability, 80)
-    for backend in PRECISIONS[precision].min_capability.keys() & OPS["gemm"].backends.keys():
-        reason = refusal(OPS["gemm"].check, case(64, 64, 64, precision, backend=backend), gpu)
-        assert said in reason
-        assert "{}.{}".format(*capability) in reason
 
 
 def test_a_precision_that_a_back_end_has_not_and_a_missing_gpu_are_named() -> None:
