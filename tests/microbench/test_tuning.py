@@ -24,7 +24,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-import pytest
 from samples.commands import is_gone, wait_for
 
 from kernels import tune
@@ -33,7 +32,6 @@ from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import backend as conv_backend
 from kernels.gemm import Gemm
-from kernels.gemm.triton import backend
 from kernels.gemm.triton import backend as gemm_backend
 from kernels.tune import NONE, QUICK, QUICK_TUNED, TUNED, WIDE, Choice
 from microbench import precompile, tuning
@@ -150,7 +148,7 @@ def tuner_of(seconds: dict[str, float], search: int = QUICK) -> tuple[Tuner, Pla
 def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     cache: Path,
 ) -> None:
-    labels = [config.label for config in backend.configurations(CASE, H200).tried(QUICK)]
+    labels = [config.label for config in gemm_backend.configurations(CASE, H200).tried(QUICK)]
     assert len(labels) > 3
     slow, fast, wrong, breaks, *rest = labels
     seconds = dict.fromkeys(rest, 5e-5) | {slow: 3e-5, fast: 2e-5, wrong: 1e-5}
@@ -163,11 +161,11 @@ def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     assert breaks not in timer.timed
     assert no_config not in timer.timed
     # From now on it is known: one candidate, in this process and in those that follow.
-    options = backend.configurations(CASE, H200)
+    options = gemm_backend.configurations(CASE, H200)
     assert [config.label for config in options.tried(QUICK)] == [fast]
     assert options.chosen[1] == choice
     other = replace(CASE, precision_name="bf16")
-    assert len(backend.configurations(other, H200).tried(QUICK)) > 1
+    assert len(gemm_backend.configurations(other, H200).tried(QUICK)) > 1
     # What is not known to the process that compiles is tried here; all that fail are an error.
     library = [candidate("a"), candidate("b")]
     timer.seconds |= {"a": 2e-5, "b": 1e-5}
@@ -192,7 +190,7 @@ def test_what_later_cases_time_is_compiled_while_earlier_ones_are_measured(
 
     monkeypatch.setattr(precompile, "compile_ahead", compile_ahead)
     monkeypatch.setattr(tuning, "SIGN_S", 0.01)
-    labels = [config.label for config in backend.configurations(CASE, H200).tried(QUICK)]
+    labels = [config.label for config in gemm_backend.configurations(CASE, H200).tried(QUICK)]
     tuner, timer = tuner_of({label: 1e-5 + 1e-6 * i for i, label in enumerate(labels)})
     tuner.expect([*cases, replace(CASE, backend="cublas")])  # returns at once
     said = list[tuple[str, str]]()
@@ -206,7 +204,7 @@ def test_what_later_cases_time_is_compiled_while_earlier_ones_are_measured(
     found, *_ = tuner.choose(CASE, prepared(candidates), announce)
     assert found.label == labels[1]
     assert labels[0] not in timer.timed
-    other = [c.label for c in backend.configurations(cases[1], H200).tried(QUICK)]
+    other = [c.label for c in gemm_backend.configurations(cases[1], H200).tried(QUICK)]
     timer.seconds |= {label: 1e-5 for label in other}
     tuner.choose(cases[1], prepared([candidate(label) for label in other]), announce)
     assert sorted(begun, key=cases.index) == cases, "each once"
@@ -217,7 +215,7 @@ def test_what_later_cases_time_is_compiled_while_earlier_ones_are_measured(
 def test_a_wide_search_times_more_into_the_same_cache(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labels = [config.label for config in backend.configurations(CASE, H200).tried(WIDE)]
+    labels = [config.label for config in gemm_backend.configurations(CASE, H200).tried(WIDE)]
     assert len(labels) == WIDE
     seconds = {label: 1e-5 * (50 - i) for i, label in enumerate(labels)}
     tuner, _ = tuner_of(seconds, WIDE)
@@ -225,7 +223,7 @@ def test_a_wide_search_times_more_into_the_same_cache(
     candidates = [candidate(label) for label in labels]
     found, choice, _ = tuner.choose(CASE, prepared(candidates), lambda *_: None)
     assert (found.label, choice) == (labels[-1], Choice(TUNED, WIDE))
-    known = backend.configurations(CASE, H200)
+    known = gemm_backend.configurations(CASE, H200)
     assert (known.chosen[0].label, known.chosen[1]) == (found.label, choice)
 
 
