@@ -85,16 +85,11 @@ def test_every_command_of_both_packages_is_one_of_halfways() -> None:
     assert len(listed) <= 17
 
 
-def test_it_is_installed_says_its_version_and_refuses_in_a_line() -> None:
+def test_it_is_installed_and_says_its_version() -> None:
     program = shutil.which("halfway", path=str(Path(sys.executable).parent))
     assert program, "pip install -e . puts it beside python"
     found = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
     assert found.stdout.strip() == f"halfway, version {__version__}"
-    found = subprocess.run(
-        [program, "gemm", "--dtype", "fp7"], capture_output=True, text=True, timeout=60
-    )
-    assert (found.returncode, found.stdout) == (2, "")
-    assert re.fullmatch("error: .*fp16.*\n", found.stderr)
 
 
 def test_help_and_bad_words_import_nothing_heavy() -> None:
