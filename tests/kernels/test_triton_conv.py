@@ -15,7 +15,7 @@ from kernels.case import Case, Target  # noqa: E402
 from kernels.conv import Conv  # noqa: E402
 from kernels.conv.operands import without_memory  # noqa: E402
 from kernels.conv.shape import PASSES, ConvShape  # noqa: E402
-from kernels.conv.triton import backend, wgrad_configs  # noqa: E402
+from kernels.conv.triton import backend, data_configs, wgrad_configs  # noqa: E402
 from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402
 from kernels.gpus import architecture  # noqa: E402
 
@@ -153,3 +153,11 @@ def test_a_candidate_has_the_tiles_that_are_launched(name: str, which: str) -> N
         target = replace(H200, without=tuple(f"{kernel}/*" for kernel in others))
         (candidate,) = backend.candidates(what, without_memory(what), target)
         assert candidate.tiles == launched(candidate.label, what), candidate.label
+
+
+def test_boxes_past_the_edge_of_an_image_are_tiles_too() -> None:
+    """205 tiles would cover these pixels and filters as a matrix; 2 x 5 x 5 boxes, 5 of filters."""
+    layer = ConvShape(32, 301, 18, 18, 590, 3, 3, 1, 1)
+    label = "conv_gluon/16x4x4x128x64/s3/w8/padded"
+    counted = data_configs.tiles(backend.parse(label), ImplicitGemm.of(case(layer, "fprop")))
+    assert counted == launched(label, case(layer, "fprop")) == 250
