@@ -172,7 +172,7 @@ def test_auxiliary_heads_are_measured_video_is_not_and_weights_take_no_memory(wr
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_own_function_with_bias_same_padding_and_odd_images(written) -> None:
+def test_own_function_with_bias_same_padding_odd_images_and_a_1d_convolution(written) -> None:
     name = written(
         "own",
         """
@@ -180,6 +180,7 @@ class Net(nn.Module):
     def __init__(self, rates=tuple(torch.linspace(0, 0.5, 3).tolist())):
         super().__init__()
         self.conv = nn.Conv2d(5, 8, 3, padding="same", dilation=2, bias=True)
+        self.row = nn.Conv1d(5, 4, 7, stride=2, padding=6, dilation=2)
         self.head = nn.Linear(8, 6, bias=False)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         self.scale = nn.Parameter(torch.ones(8))
@@ -187,7 +188,7 @@ class Net(nn.Module):
 
     def forward(self, x, y):
         z = (F.dropout(self.conv(x)) * self.scale[:, None, None]).mean((2, 3))
-        return {"a": [self.head(z)], "b": self.head(y), "n": 3}
+        return {"a": [self.head(z)], "b": self.head(y), "n": 3, "row": self.row(x.flatten(2))}
 
 def build():
     return Net(), (torch.randn(7, 5, 9, 12), torch.zeros(7, 8))
@@ -195,8 +196,9 @@ def build():
     )
     found = trace(name, 256)
     assert (found.batch, found.image) == (7, None)
-    conv = of(found, "conv", "fprop")[0]
+    conv, row = of(found, "conv", "fprop")
     assert [conv.problem.dims[d] for d in DIMS] == [7, 5, 9, 12, 8, 3, 3, 1, 2, 2, 1]
+    assert [row.problem.dims[d] for d in DIMS] == [7, 5, 1, 108, 4, 1, 7, 2, "0x6", 2, 1]
     assert [(g.which, g.count) for g in found.layers if g.problem.op == "gemm"] == [
         ("fprop", 2), ("dgrad", 1), ("wgrad", 2),
     ]  # fmt: skip
@@ -224,32 +226,6 @@ def build():
     assert [layer.which for layer in last] == ["fprop", "dgrad", "wgrad"]
     assert [last[0].problem.dims[d] for d in DIMS] == [2, 4, 33, 18, 4, 3, 3, "2x1", 0, 1, 1]
     assert not found.skipped
-
-
-def test_a_1d_convolution_is_one_of_a_row_and_3d_ones_are_left_out(written) -> None:
-    name = written(
-        "rows",
-        """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Conv1d(8, 4, 7, stride=2, padding=6, dilation=2)
-        self.wide = nn.Conv2d(1, 4, (1, 3), padding=(0, 1))
-        self.deep = nn.Conv3d(1, 2, 3, padding=1)
-
-    def forward(self, x):
-        found = self.one(x).sum() + self.wide(x[:, None]).sum()
-        return found + self.deep(x[:, None, None]).sum()
-
-def build():
-    return Net(), torch.empty(2, 8, 32)
-""",
-    )
-    found = trace(name, None, None)
-    dims = {layer.names: [layer.problem.dims[d] for d in DIMS] for layer in found.layers}
-    assert dims["one",] == [2, 8, 1, 32, 4, 1, 7, 2, "0x6", 2, 1]
-    assert dims["wide",] == [2, 1, 8, 32, 4, 1, 3, 1, "0x1", 1, 1]
-    assert {s.reason for s in found.skipped} == {"3-D convolutions are not measured yet"}
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
