@@ -34,13 +34,13 @@ def _all_end() -> Iterator[None]:
 def test_one_that_loads_early_with_a_compiler_measures_and_ctrl_c_is_not_its_business() -> None:
     child = Worker(Conditions(device="cpu", l2="warm", seed=0), early=True, compiles=True)
     group = Group((Case(Gemm(16, 16, 16), "fp32", "cpu"),))
+    stages: list[tuple[str, str]] = []
     try:
-        assert child.greet().target.kind == "cpu"
-        last = max(process.pid or 0 for process in multiprocessing.active_children())
-        os.kill(last, signal.SIGINT)
-        stages: list[tuple[str, str]] = []
-        (result,) = child.measure(group, 0.1, lambda *what: stages.append(what))
-        assert result.status == "ok"
+        for _ in range(2):  # it is greeted by the way
+            (result,) = child.measure(group, 0.1, lambda *what: stages.append(what))
+            assert result.status == "ok"
+            last = max(process.pid or 0 for process in multiprocessing.active_children())
+            os.kill(last, signal.SIGINT)
         assert {key for key, _ in stages} == {result.case.key}, "it tells where it is"
     finally:
         child.close()
