@@ -189,7 +189,7 @@ def serve(pipe: Any, job: Job) -> None:
     if job.gpus > 1 and dist_env_of(os.environ) is None:
         death = launch(job.gpus, _as_rank, pipe, job)
         if death:
-            raise WorkerDied("", death.reason)
+            raise WorkerDied("", death)
         return
     with Context(Program()).scope():  # the network's code cannot start the program within itself
         carry_out(pipe, job)

@@ -22,15 +22,11 @@ from microbench.report.screen import is_live
 SAY_EVERY_S = 10.0  # of images that are made, where nothing can be redrawn
 RECORDING_S = 2.5  # about, of a variant, before any was recorded
 FIRST = (Stage.SETTING_UP, Stage.TRAINING, Stage.LOADING, Stage.PREDICTING)  # what a result has
-# The kind of result that comes of what begins.
+# The kind of result that comes of what begins, where it is another.
 KINDS: Mapping[str, str] = {
     Stage.SETTING_UP: Stage.TIMING,
-    Stage.TIMING: Stage.TIMING,
     Stage.RECORDING: Stage.TIMING,
     Stage.HOLDING: Stage.TRAINING,
-    Stage.TRAINING: Stage.TRAINING,
-    Stage.LOADING: Stage.LOADING,
-    Stage.PREDICTING: Stage.PREDICTING,
 }
 
 
@@ -67,7 +63,7 @@ class TimeLeft:
         """A part begins."""
         now_s = self._clock()
         self._variant_ends(now_s)
-        kind = KINDS.get(begun.what, "")
+        kind = KINDS.get(begun.what, begun.what)
         if kind != self._result or begun.what in FIRST:
             self._result, self._result_s = kind, now_s
         self._part, self._part_s = begun.what, now_s
@@ -170,19 +166,19 @@ class TrainProgress(LiveLine):
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         super().__init__(console, 0, quiet=quiet)
-        self._left_s = TimeLeft(time.monotonic)
+        self.time_left = TimeLeft(time.monotonic)
         self._names: dict[str, str] = {}
         self._process = ""
 
     def expect(self, kind: str, more: int) -> None:
         """Add to the number of results of a kind that will be saved."""
         self._total += more
-        self._left_s.expect(kind, more)
+        self.time_left.expect(kind, more)
 
     def restarted(self) -> None:
         """Another process goes on: it says what is left."""
         self._total = self._done
-        self._left_s.restart()
+        self.time_left.restart()
 
     def next_process(self, number: int, of: int) -> None:
         """A fresh process times comparisons once more."""
@@ -191,7 +187,7 @@ class TrainProgress(LiveLine):
 
     def begins(self, begun: Begun) -> None:
         """Something begins with these cases."""
-        self._left_s.begin(begun)
+        self.time_left.begin(begun)
         cases = begun.cases
         if cases and isinstance(cases[0], LoadCase):
             self._doing = fmt.clean(f"{loader_name(cases[0])}: loading")
@@ -202,13 +198,9 @@ class TrainProgress(LiveLine):
             count = fmt.count(len(variants), "variant")
             self.say(fmt.clean(f"{variants[0].network} {_size(variants[0])}, {count}"))
 
-    def ends_in(self, seconds: float, after_s: float | None) -> None:
-        """What is under way ends in about this many seconds; all after it takes `after_s` more."""
-        self._left_s.ends_in(seconds, after_s)
-
     def stage(self, key: str, stage: str) -> None:
         """A variant entered a stage."""
-        self._left_s.variant(key)
+        self.time_left.variant(key)
         name = self._names.get(key, "")
         self._doing = self._process + fmt.clean(f"{name}: {stage}" if name else stage)
 
@@ -242,12 +234,12 @@ class TrainProgress(LiveLine):
 
     def _advance(self, line: str) -> None:
         self._done += 1
-        self._left_s.done()
+        self.time_left.done()
         self.say(fmt.clean(f"[{self._done}/{self._total}] {line}"))
 
     def left_s(self) -> float | None:
         """Estimated seconds to the end; None while too little is known."""
-        return self._left_s.seconds()
+        return self.time_left.seconds()
 
 
 def loader_name(case: LoadCase) -> str:

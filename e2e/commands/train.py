@@ -236,7 +236,7 @@ class Keeper:
             case More():
                 self._progress.expect(event.kind, event.results)
             case Left():
-                self._progress.ends_in(event.seconds, event.after_s)
+                self._progress.time_left.ends_in(event.seconds, event.after_s)
             case _:
                 assert isinstance(event, Ended)
                 self._ended = event

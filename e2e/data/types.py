@@ -113,11 +113,6 @@ class LoadSpec:
     on_broken: OnBroken = lambda _: None
 
     @property
-    def queue_depth(self) -> int:
-        """How many batches the workers have ready at most; 0 without workers."""
-        return self.workers * PREFETCH
-
-    @property
     def pinned(self) -> bool:
         """Whether batches go to the device from pinned memory."""
         return self.device.type == "cuda"

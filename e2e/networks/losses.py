@@ -17,26 +17,22 @@ NO_TARGET = -100  # F.cross_entropy leaves out positions with this target
 CLASSES, TOKENS = "classes", "tokens"
 
 
-def classification_loss(
-    output: Any, target: Tensor | None, *, auxiliary_weight: float = 0.0
-) -> Tensor:
+def classification_loss(output: Any, target: Tensor, *, auxiliary_weight: float = 0.0) -> Tensor:
     """Cross-entropy of logits [batch, classes] with targets int64 [batch], a scalar in float32.
 
     Of several outputs the first is the main one; the loss of each other one, an auxiliary
     classifier's, is added times `auxiliary_weight`. In evaluation there is only one.
     """
-    assert target is not None, "a classifier is trained with classes"
     losses = (F.cross_entropy(logits.float(), target) for logits in tensors_in(output))
     loss = next(losses)
     return sum((auxiliary_weight * other for other in losses), loss) if auxiliary_weight else loss
 
 
-def next_token_loss(output: Any, target: Tensor | None) -> Tensor:
+def next_token_loss(output: Any, target: Tensor) -> Tensor:
     """Cross-entropy of the logits [batch, T, vocabulary] with each next token of [batch, T].
 
     A scalar in float32: the mean over the first T-1 positions.
     """
-    assert target is not None, "a language model is trained with tokens"
     logits = next(tensors_in(output))
     # The targets are shifted, not the logits: a slice of those would be copied, 3 GB for gpt.
     following = F.pad(target[:, 1:], (0, 1), value=NO_TARGET)
@@ -45,11 +41,10 @@ def next_token_loss(output: Any, target: Tensor | None) -> Tensor:
     )
 
 
-def first_token_loss(output: Any, target: Tensor | None) -> Tensor:
+def first_token_loss(output: Any, target: Tensor) -> Tensor:
     """Cross-entropy of logits [batch, labels], where the class of tokens [batch, T] is their first
     token modulo the number of labels: a scalar in float32. Data of tokens have no other classes.
     """
-    assert target is not None, "a text classifier is trained with tokens"
     labels = target[:, 0] % output.shape[-1]
     return F.cross_entropy(output.float(), labels)
 
@@ -64,12 +59,12 @@ def count_right(output: Any, target: Tensor) -> Tensor | None:
     return (next(tensors_in(output)).argmax(1) == target).sum()
 
 
-def scored(output: object, target: Tensor | None) -> str | None:
+def scored(output: object, target: Tensor) -> str | None:
     """What the first tensor of an output has scores of: CLASSES if it is floating [batch, classes]
     for targets int64 [batch], TOKENS if [batch, T, vocabulary] for int64 [batch, T], else None.
     """
     main = next(tensors_in(output), None)
-    if main is None or target is None or target.dtype != torch.int64:
+    if main is None or target.dtype != torch.int64:
         return None
     if not main.is_floating_point() or main.shape[:-1] != target.shape:
         return None
@@ -89,7 +84,7 @@ class DefaultLoss:
     name: str
     labels: int | None
 
-    def __call__(self, output: Any, target: Tensor | None) -> Tensor:
+    def __call__(self, output: Any, target: Tensor) -> Tensor:
         """Reduce an output to a scalar in float32.
 
         UserError for logits with fewer columns than the data has labels, and without floating
@@ -126,7 +121,7 @@ class UserLoss:
             raise UserError(f"{name} is {kind_of(function)}, not a function of output and target")
         self.name, self.function = name, function
 
-    def __call__(self, output: Any, target: Tensor | None) -> Tensor:
+    def __call__(self, output: Any, target: Tensor) -> Tensor:
         """Call the function. UserError when it returns no scalar."""
         loss = self.function(tree_map(_in_float32, output), target)
         if not isinstance(loss, Tensor) or not loss.is_floating_point() or loss.numel() != 1:

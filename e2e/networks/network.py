@@ -34,7 +34,7 @@ class Network(NetworkFacts):
     """
 
     build: Callable[[], nn.Module]
-    loss: Callable[[Any, Tensor | None], Tensor] = classification_loss
+    loss: Callable[[Any, Tensor], Tensor] = classification_loss
     accuracy: Callable[[Any, Tensor], Tensor | None] | None = count_right
 
     @property
@@ -42,7 +42,7 @@ class Network(NetworkFacts):
         """What another process may know of it."""
         return NetworkFacts(**{f.name: getattr(self, f.name) for f in fields(NetworkFacts)})
 
-    def stands_in(self, output: Any, target: Tensor | None) -> bool:
+    def stands_in(self, output: Any, target: Tensor) -> bool:
         """Whether the loss of this output is a stand-in, from which nothing useful is learnt."""
         return isinstance(self.loss, DefaultLoss) and scored(output, target) is None
 
@@ -76,7 +76,7 @@ def check_input(
 def model_bytes(module: nn.Module) -> int:
     """Bytes of parameters and buffers; what two layers share counts once."""
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def with_dropout(network: Network, share: float) -> Network:

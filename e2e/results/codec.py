@@ -96,10 +96,8 @@ def _image_size(case: TrainCase) -> int | None:
 
 def _mean_and_deviation(training: Training, name: str) -> Json | None:
     pair: tuple[float, float] | None = getattr(training, name)
-    if pair is None or not all(map(math.isfinite, pair)):
-        return None
     population = training.population_deviations[name]
-    return {"mean": pair[0], "std": pair[1], "population_std": population}
+    return pair and {"mean": pair[0], "std": pair[1], "population_std": population}
 
 
 def from_json(data: Json, where: str) -> Training:
@@ -142,7 +140,11 @@ def _misfits(training: Training) -> Iterator[str]:
         yield f"blocks is no division of {len(steps.times_s)} times"
     if traced and not traced.window_ns:
         yield "traced has no steps, or nothing in them"
-    yield from chain(_odd_intervals(training), _odd_repeats(training), _odd_ledger(training.ledger))
+    for i, repeat in enumerate(training.repeats):
+        if len(repeat.curve) > repeat.steps:
+            points = f"{len(repeat.curve)} points, of {repeat.steps} steps"
+            yield f"repeats[{i}].curve has {points}"
+    yield from chain(_odd_intervals(training), _odd_ledger(training.ledger))
 
 
 def _odd_intervals(training: Training) -> Iterator[str]:
@@ -164,13 +166,6 @@ def _odd_intervals(training: Training) -> Iterator[str]:
 def _is_interval(ends: Interval | None) -> bool:
     """Whether it is one above zero, or none."""
     return not ends or 0 < ends[0] <= ends[1]
-
-
-def _odd_repeats(training: Training) -> Iterator[str]:
-    for i, repeat in enumerate(training.repeats):
-        if len(repeat.curve) > repeat.steps:
-            points = f"{len(repeat.curve)} points, of {repeat.steps} steps"
-            yield f"repeats[{i}].curve has {points}"
 
 
 def _odd_ledger(ledger: Sequence[LedgerLine]) -> Iterator[str]:

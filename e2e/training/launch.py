@@ -50,30 +50,23 @@ def dist_env_of(environment: Mapping[str, str]) -> DistEnv | None:
         raise UserError(f"{', '.join(NAMES)} in the environment: {error}") from None
 
 
-@dataclass(frozen=True)
-class Death:
-    """The rank that ended first; `code` is its exit code, below 0 for a signal."""
-
-    rank: int
-    code: int
-
-    @property
-    def reason(self) -> str:
-        """Such as "rank 1 ended (SIGSEGV)"."""
-        if self.code == LOST:
-            return f"rank {self.rank} waited for another in vain"
-        if self.code >= 0:
-            return f"rank {self.rank} ended (exit code {self.code})"
-        if self.code == -signal.SIGABRT:  # as NCCL's watchdog ends it
-            return f"rank {self.rank} waited for another in vain, or broke off (SIGABRT)"
-        return f"rank {self.rank} ended ({signal.Signals(-self.code).name})"
+def death_of(rank: int, code: int) -> str:
+    """How a rank ended: "rank 1 ended (SIGSEGV)"; `code` is its exit code, below 0 for a signal."""
+    if code == LOST:
+        return f"rank {rank} waited for another in vain"
+    if code >= 0:
+        return f"rank {rank} ended (exit code {code})"
+    if code == -signal.SIGABRT:  # as NCCL's watchdog ends it
+        return f"rank {rank} waited for another in vain, or broke off (SIGABRT)"
+    return f"rank {rank} ended ({signal.Signals(-code).name})"
 
 
-def launch(count: int, work: Callable[..., None], *args: object) -> Death | None:
+def launch(count: int, work: Callable[..., None], *args: object) -> str | None:
     """Run `work(*args)` in `count` processes, each of which has its place in the environment.
 
-    Waits for their end; where one dies or raises, the others are ended, and it is returned. Must be
-    called in a process's main thread, as torch's launcher handles signals. `work` is pickled.
+    Waits for their end; where one dies or raises, the others are ended, and what is returned says
+    how the first one ended. Must be called in a process's main thread, as torch's launcher handles
+    signals. `work` is pickled.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -94,7 +87,7 @@ def launch(count: int, work: Callable[..., None], *args: object) -> Death | None
         elastic_launch(config, _as_rank)(work, *args)
     except ChildFailedError as failed:
         rank, first = failed.get_first_failure()
-        return Death(rank, first.exitcode)
+        return death_of(rank, first.exitcode)
     return None
 
 

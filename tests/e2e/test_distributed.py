@@ -29,7 +29,7 @@ from e2e.results.exchange import Exchange
 from e2e.results.types import Training
 from e2e.training import ranks as limits
 from e2e.training.allreduce import exchange_of
-from e2e.training.launch import LOST, Death, dist_env_of, launch
+from e2e.training.launch import LOST, death_of, dist_env_of, launch
 from e2e.training.ranks import Ranks
 from microbench.report.parts import cells
 from microbench.results.runfile import read_run
@@ -168,16 +168,16 @@ def planted(how: str, folder: str) -> None:
 def launched(how: str, folder: str) -> None:
     """In a process of its own, whose signals torch's launcher takes."""
     death = launch(2, planted, how, folder)
-    (Path(folder) / "end.txt").write_text(death.reason if death else "fine")
+    (Path(folder) / "end.txt").write_text(death or "fine")
 
 
 @pytest.mark.parametrize(
     ("how", "end"),
     [
         ("works", "fine"),
-        ("killed", Death(1, -signal.SIGKILL).reason),
-        ("raises", Death(1, 1).reason),
-        ("hangs", Death(0, LOST).reason),
+        ("killed", death_of(1, -signal.SIGKILL)),
+        ("raises", death_of(1, 1)),
+        ("hangs", death_of(0, LOST)),
     ],
 )
 def test_a_rank_that_dies_or_hangs_ends_the_others(

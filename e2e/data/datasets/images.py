@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from e2e.data.types import (
     Loader,
     LoadSpec,
     Normal,
-    OnBroken,
     Share,
     Source,
     shared,
@@ -61,11 +61,9 @@ class Images:
     or does not train.
     """
 
-    def __init__(
-        self, source: Source, classes: int, normal: Normal, options: Options, on_broken: OnBroken
-    ) -> None:
+    def __init__(self, source: Source, classes: int, normal: Normal, options: Options) -> None:
         self.source, self.sample, self.classes = source, options.sample, classes
-        self._normal, self._on_broken, self._options = normal, on_broken, options
+        self._normal, self._options = normal, options
         self._noise = Synthetic(options.sample, classes, share=options.share)
         usual = "resident" if isinstance(source, Arrays) else "torchvision"
         self._usual = name = options.loader or usual
@@ -94,16 +92,17 @@ class Images:
         height, width = self.sample[1:]
         spec = replace(
             spec, size=(height, width), normal=self._normal, share=self._options.share,
-            on_broken=self._on_broken,
+            on_broken=self.on_broken,
         )  # fmt: skip
         return open_loader(self.source, spec)
 
     def _note_crowd(self, name: str, workers: int) -> None:
         if name in LOADERS and LOADERS[name].processes and workers > cores():
-            self._note(f"{workers} loader workers on {cores()} cores: they take turns")
+            self._notes[f"{workers} loader workers on {cores()} cores: they take turns"] = None
 
-    def _note(self, text: str) -> None:
-        self._notes[text] = None
+    def on_broken(self, broken: Sequence[Broken]) -> None:
+        """Note broken files; arrays have none."""
+        assert not broken
 
 
 class InMemory(Images):
@@ -119,7 +118,7 @@ class InMemory(Images):
         # An object of its own: copies on a device live as long as it, not as long as `train`.
         source = Arrays(train.images, train.classes)
         options = options or Options(tuple(train.images.shape[1:]))
-        super().__init__(source, classes, normal, options, _nothing_breaks)
+        super().__init__(source, classes, normal, options)
 
     @property
     def train_samples(self) -> int:
@@ -147,11 +146,6 @@ class InMemory(Images):
             yield (some * scale).add_(shift), target
 
 
-def _nothing_breaks(broken: Sequence[Broken]) -> None:
-    """Arrays have no files that could be broken."""
-    assert not broken
-
-
 class Folder(Images):
     """Data from a folder. Broken images are left out; `notes` counts and names them."""
 
@@ -160,7 +154,7 @@ class Folder(Images):
         self._listing = list_images(root)
         self._broken: dict[str, str] = {}
         source, classes = Files(self._listing.train, root), len(self._listing.classes)
-        super().__init__(source, classes, IMAGENET, options, self.on_broken)
+        super().__init__(source, classes, IMAGENET, options)
 
     @property
     def train_samples(self) -> int:
@@ -210,9 +204,10 @@ class Folder(Images):
                 f"none of the {len(kept):,} held-out images in {self._listing.root} can be decoded"
             )
 
-    def on_broken(self, broken: Iterable[tuple[str, str]]) -> None:
-        """Note broken files, as (path, reason)."""
+    def on_broken(self, broken: Sequence[Broken]) -> None:
+        """Note broken files."""
         self._broken |= dict(broken)
 
     def _named(self, path: str) -> str:
-        return f"{printable(path, self._listing.root)} ({self._broken[path]})"
+        below = os.path.relpath(path, self._listing.root)
+        return f"{printable(below)} ({self._broken[path]})"

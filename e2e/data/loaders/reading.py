@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
 from e2e.data.types import Arrays, Broken, Files, ImageFile, LoadSpec, Source
+from kernels.messages import first_line
 from microbench.errors import UserError
 
 TRIED = 4  # files of a source
@@ -152,8 +153,7 @@ def short(error: Exception) -> str:
         return "not an image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    lines = str(error).splitlines()
-    return lines[0][:80] if lines else type(error).__name__
+    return first_line(error)[:80]
 
 
 def none_left(source: Source) -> UserError:

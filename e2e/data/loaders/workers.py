@@ -64,7 +64,7 @@ class Workers(Loader):
     @property
     def queue_depth(self) -> int:
         """How many batches may be ready before they are fetched."""
-        return self._spec.queue_depth
+        return self._spec.workers * PREFETCH
 
     @property
     def pids(self) -> tuple[int, ...]:

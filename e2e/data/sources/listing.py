@@ -54,7 +54,7 @@ def list_images(root: Path) -> Listing:
         )
     if left_out:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common(MOST_KINDS))
-        notes.append(f"left out, as no images: {printable_name(kinds)}")
+        notes.append(f"left out, as no images: {printable(kinds)}")
 
     def labelled(paths: dict[str, list[str]]) -> list[ImageFile]:
         return [ImageFile(p, label) for label, c in enumerate(classes) for p in paths.get(c, [])]
@@ -85,13 +85,8 @@ def _parts(root: Path) -> tuple[Path, Path | None]:
     return root, None
 
 
-def printable(path: str, root: Path) -> str:
-    """A file's name below a folder, on one line, unprintable characters as "?"."""
-    return printable_name(os.path.relpath(path, root))
-
-
-def printable_name(name: str) -> str:
-    """A name with unprintable characters as "?"."""
+def printable(name: str) -> str:
+    """A name on one line, with unprintable characters as "?"."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
