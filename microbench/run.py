@@ -317,7 +317,8 @@ class Runner:
             checked = {result.case.key: result.variant or "" for result in known}
             results = self._measure(group, checked)
             if known:
-                results = merged(known, results, max(number, 1 + newest(known)))
+                last = newest(result.measurement for result in known)
+                results = merged(known, results, max(number, 1 + last))
             left_s = later_s + self._schedule.sampling_s(todo[done:])
             self._add(group, results, left_s)
             if not number and done == 1:

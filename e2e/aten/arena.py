@@ -83,11 +83,6 @@ class Pool:
         self._held: deque[tuple[object, int]] = deque()
         self._held_bytes = 0
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all areas, on all devices together."""
-        return sum(flat.nbytes for flat in self.flats.values())
-
     def area(self, spec: TensorSpec, written: bool) -> Area:
         """The area for an argument; what was recorded on "cuda" is on the pool's device."""
         device = self.device if spec.device == "cuda" else torch.device("cpu")

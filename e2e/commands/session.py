@@ -30,7 +30,6 @@ from e2e.commands.job import (
 )
 from e2e.data.loader_bench import LoadMeter
 from e2e.plan import Cases, rungs_of
-from e2e.prediction.store import Store
 from e2e.recipes import cannot_run, recipe_of
 from e2e.results.baselines import baselines
 from e2e.results.ledger import explained, without_waits
@@ -39,14 +38,16 @@ from e2e.results.terms import TracedStep
 from e2e.results.types import PREDICTED, PartGain, Repeat, Training
 from e2e.training.host_speed import SmallStepSpeed
 from e2e.training.once import train_once, with_convergence
-from e2e.training.processes import merged, newest, timed_by
+from e2e.training.processes import merged, timed_by
 from e2e.training.speedups import with_speedups
+from e2e.training.store import Store
 from e2e.training.variants import Task, Variants
 from kernels.messages import one_line
 from microbench import fmt
 from microbench.device import device as devices
 from microbench.device.host import others_now
 from microbench.device.telemetry import Telemetry
+from microbench.results.merging import newest
 from microbench.results.types import Run
 from microbench.worker import OnStage
 
@@ -242,7 +243,7 @@ class Session:
         rungs = rungs_of(self.options, self.network, self.kind, cases)
         trainings: list[Training] = []
         for training in explained(
-            with_speedups(merged(timed, more, 1 + max(map(newest, timed))), rungs)
+            with_speedups(merged(timed, more, 1 + newest(t.steps for t in timed)), rungs)
         ):
             before = run.find(Training, training.case.key)
             assert before

@@ -23,11 +23,11 @@ from e2e.data.types import laid_out
 from e2e.networks.network import Network
 from e2e.prediction.padding import CONVOLUTIONS
 from e2e.prediction.recorder import BACKWARD, Recorder, TracedOp, cache_bytes
-from e2e.prediction.store import Store
 from e2e.prediction.timer import CallTime, PlacedCall, time_calls
 from e2e.recipes import DYNAMIC, Recipe, algorithms_timed, cannot_run, recipe_of
 from e2e.results.types import PREDICTED, Predicted, Training
 from e2e.training.host_speed import REFERENCE_S, SmallStepSpeed
+from e2e.training.store import Store
 from e2e.training.trainer import Trainer, set_backend_flags, storage
 from kernels.case import Target
 from kernels.data import memory_format
@@ -91,7 +91,7 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
             # One thread: fake tensors live in the mode of the thread that made them.
             with torch.autograd.set_multithreading_enabled(False), fake:
                 _move(module, case, recipe_of(case), device)
-                return _recorded(network, case, device, classes, module)
+                return record_step(network, case, device, classes, module)
         except CannotTrace:
             raise
         except Exception as error:
@@ -108,15 +108,13 @@ def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
         return network.build()
 
 
-def trace_real(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
-    """Record a step while it runs. Raises what the step raises."""
-    return _recorded(network, case, device, classes, None)
-
-
-def _recorded(
-    network: Network, case: TrainCase, device: torch.device, classes: int, module: nn.Module | None
-) -> Trace:
-    """Record the second step: the first one creates state that later steps find."""
+def record_step(
+    network: Network, case: TrainCase, device: torch.device, classes: int,
+    module: nn.Module | None = None,
+) -> Trace:  # fmt: skip
+    """Record the second step: the first one creates state that later steps find. It runs, unless
+    the weights of `module` are fake. Raises what it raises.
+    """
     trainer = Trainer(network, case, recipe_of(case), device, seed=SEED, module=module)
     recorder = Recorder(
         device.type, scaled=recipe_of(case).scale == DYNAMIC, cache_bytes=cache_bytes(device)

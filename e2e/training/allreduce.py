@@ -38,11 +38,7 @@ def wrap_ddp(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
     if compress != NO_COMPRESSION:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        hooks = {
-            "fp16": default_hooks.fp16_compress_hook,
-            "bf16": default_hooks.bf16_compress_hook,
-        }
-        ddp_model.register_comm_hook(None, hooks[compress])
+        ddp_model.register_comm_hook(None, getattr(default_hooks, f"{compress}_compress_hook"))
     return ddp_model
 
 
@@ -69,11 +65,6 @@ def all_reduce_of(buckets: Sequence[Tensor]) -> Callable[[], object]:
     return launch
 
 
-def bytes_of(bucket: Tensor) -> int:
-    """Bytes of what is exchanged at once."""
-    return bucket.numel() * bucket.element_size()
-
-
 def copies_of(
     weights: Sequence[Tensor], buckets: Sequence[Tensor], timer: StepTimer, ranks: Ranks
 ) -> BucketCopies | None:
@@ -94,7 +85,7 @@ def copies_of(
         except torch.OutOfMemoryError:
             return None
         times_s.append(ranks.slowest(median(timer.block(launch, COPIED).times_s)))
-    return BucketCopies(len(weights), sum(map(bytes_of, weights)), *times_s)
+    return BucketCopies(len(weights), sum(w.nbytes for w in weights), *times_s)
 
 
 def _copying(

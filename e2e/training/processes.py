@@ -18,12 +18,6 @@ def timed_by(training: Training) -> int:
     return max(1, len(training.steps.processes)) if training.steps else 0
 
 
-def newest(training: Training) -> int:
-    """The number of the last process that timed it; 0 where only the first one did, or none."""
-    numbers = [process.number for process in training.steps.processes] if training.steps else []
-    return max(numbers, default=0)
-
-
 def merged(before: Sequence[Training], more: Sequence[Training], number: int) -> list[Training]:
     """The trainings, with what process `number` timed of the same cases.
 

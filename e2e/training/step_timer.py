@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from e2e.results.types import Phase
-from microbench.device.profiler import KernelTime, is_communication, record
+from microbench.device.profiler import KernelTime, is_communication
 from microbench.timing.stats import median
 from microbench.timing.timers import CPU_TICK_S, EVENT_TICK_S, Block, Launch
 
@@ -191,25 +191,10 @@ def host_time(launch: Launch, count: int = HOST_STEPS) -> float:
     return median(times)
 
 
-def busy_time(
-    launch: Launch, count: int = PROFILE_STEPS, exchange_s: float = 0.0
-) -> tuple[float, int]:
-    """(seconds per step in which a kernel or copy runs, their number per step), by the profiler.
-
-    `exchange_s` as in `busy_in`.
-    """
-
-    def steps() -> None:
-        for _ in range(count):
-            launch()
-
-    return busy_in(record(steps), count, exchange_s)
-
-
 def busy_in(
     kernels: Sequence[KernelTime], steps: int, exchange_s: float = 0.0
 ) -> tuple[float, int]:
-    """(seconds in which a kernel runs, number of kernels) per step, of `steps` steps' kernels.
+    """(seconds in which a kernel or copy runs, their number) per step, of those of `steps` steps.
 
     Where only communication runs, a GPU may wait for a rank that the profiler slows: of that at
     most `exchange_s` seconds a step count, the longest that it can take in steps without the

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -25,7 +24,6 @@ from e2e.results.types import DeviceState, PartGain, SensorStats, StepTimes, Tra
 from e2e.training.allreduce import (
     all_reduce_of,
     buckets_of,
-    bytes_of,
     copies_of,
     exchange_of,
 )
@@ -41,10 +39,11 @@ from e2e.training.step_timer import (
     CpuSteps,
     CudaSteps,
     StepTimer,
-    busy_time,
+    busy_in,
     host_time,
     time_phases,
 )
+from e2e.training.store import Store
 from e2e.training.timing import (
     SETTLED_STEPS,
     Announce,
@@ -57,6 +56,7 @@ from e2e.training.variant import ALONE, LOCAL, TimedPart, Variant
 from kernels.case import Target
 from kernels.messages import first_line, one_line
 from microbench.device.device import held_by_others, memory_of_process
+from microbench.device.profiler import record
 from microbench.device.telemetry import Telemetry
 from microbench.errors import UserError
 from microbench.results.types import TIME_DECIMALS, Warning
@@ -80,24 +80,17 @@ class Task:
     ranks: Ranks | None = None  # of several GPUs; this process is one of them
 
 
-class Gains(Protocol):
-    """What FP8 gains in linear layers as it is known, by a name; later runs know what is added."""
-
-    def get(self, key: str) -> PartGain | None: ...
-
-    def add(self, times: Mapping[str, PartGain]) -> None: ...
-
-
 class Variants:
     """The variants held on one device, by their case's key.
 
-    They stay set up after their timing, to be trained from scratch. `gains` are kept from run to
-    run.
+    They stay set up after their timing, to be trained from scratch. `gains` is what FP8 gains in
+    linear layers as it is known, by a name; later runs know what is added.
     """
 
     def __init__(
-        self, task: Task, target: Target, telemetry: Telemetry, gains: Gains | None = None
-    ) -> None:
+        self, task: Task, target: Target, telemetry: Telemetry,
+        gains: Store[PartGain] | None = None,
+    ) -> None:  # fmt: skip
         self.task, self.target, self._telemetry = task, target, telemetry
         self._gains = gains
         self.device = torch.device(target.torch_device)
@@ -318,7 +311,7 @@ class Variants:
 
     def time(
         self, budget_s: float, announce: Announce, host_speed: SmallStepSpeed | None = None,
-        left: Callable[[float], None] | None = None,
+        left: Callable[[float], object] = lambda _: None,
     ) -> list[Training]:  # fmt: skip
         """The held variants with times, state and phases; `budget_s` is seconds of timing in all.
 
@@ -331,12 +324,11 @@ class Variants:
         speeds: SpeedByTurn | None = None
 
         def with_looks(rest_s: float) -> None:
-            assert left
             left(rest_s + sum(self._look_s(variant) for variant in self.held.values()))
 
         while self.held:
             speeds = SpeedByTurn(host_speed) if host_speed else None
-            watch = Watch(self._telemetry.during, announce, speeds, with_looks if left else None)
+            watch = Watch(self._telemetry.during, announce, speeds, with_looks)
             try:
                 time_interleaved(list(self.held.values()), budget_s, self._timer, self.ranks, watch)
                 break
@@ -347,7 +339,7 @@ class Variants:
                     host_speed.forget()
         began_s, count = time.perf_counter(), len(self.held)
         for number, (key, variant) in enumerate(list(self.held.items())):
-            if left and number:
+            if number:
                 left((time.perf_counter() - began_s) / number * (count - number))
             announce(key, "timing phases")
             untimed = variant.training
@@ -434,7 +426,7 @@ class Variants:
         rounds = [[median(block.times_s) for block in part.blocks] for part in variant.parts]
         _, local, _ = variant.parts
         ranks_s = [median(s) for s in zip(*(b.ranks_s for b in local.blocks), strict=True)]
-        sizes = [bytes_of(bucket) for bucket in variant.buckets]
+        sizes = [bucket.nbytes for bucket in variant.buckets]
         return exchange_of(self.ranks.world, sizes, list(zip(*rounds, strict=True)), ranks_s)
 
     def step_alone(self, key: str) -> Callable[[], object]:
@@ -458,9 +450,9 @@ class Variants:
             steps = replace(steps, unfed_s=median(self._timer.block(step, count).times_s))
         if self.cuda:
             looked_at = max(FEWEST_LOOKED_AT, min(PROFILE_STEPS, fit))
-            busy_s, launches = busy_time(
-                step, looked_at, exchange.longest_wait_s if exchange else 0
-            )
+            kernels = record(lambda: self._timer.run(step, looked_at))
+            longest_s = exchange.longest_wait_s if exchange else 0.0
+            busy_s, launches = busy_in(kernels, looked_at, longest_s)
             # An unfused optimizer makes the loss scaler wait for the device: no time of its own.
             host_steps = max(FEWEST_LOOKED_AT, min(HOST_STEPS, fit))
             host_s = None if trainer.waits else host_time(step, host_steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -31,10 +31,9 @@ def joined(before: S, more: S, newest: ProcessTime, first: ProcessTime, tick_s: 
     return cast("S", replace(cast("Any", before), **changes))
 
 
-def newest(results: Sequence[Result]) -> int:
-    """The number of the last process that measured one of them; 0 where only the first one did."""
-    measured = [result.measurement for result in results if result.measurement]
-    return max((p.number for measurement in measured for p in measurement.processes), default=0)
+def newest(samples: Iterable[Sampled | None]) -> int:
+    """The number of the last process that took some of them; 0 where only the first one did."""
+    return max((p.number for taken in samples if taken for p in taken.processes), default=0)
 
 
 def running_mean(before: float | None, newest: float | None, count: int) -> float | None:

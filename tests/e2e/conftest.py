@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from samples.feeding import flat_folder
 
-from e2e.prediction.store import Store
 from e2e.prediction.timer import CallTime
+from e2e.training.store import Store
 
 
 @pytest.fixture

@@ -22,13 +22,13 @@ from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.predictor import GPU_ERROR, Predictor, Trace, key_of, predicted_of
 from e2e.prediction.recorder import TracedOp
-from e2e.prediction.store import Store
 from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, kernels_of, launch_s, time_calls
 from e2e.profile.diagnosis import diagnose
 from e2e.profile.products import products
 from e2e.profile.step import step_of
 from e2e.profile.trace import LAUNCH, NOTE, OP, WORK, kernels_alone, read_trace
 from e2e.results.types import Predicted
+from e2e.training.store import Store
 from kernels.case import Target
 from microbench.device.profiler import KernelTime
 from microbench.errors import UserError

@@ -36,7 +36,7 @@ from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.fake_tensor_strides import CPU_RULES, RULES
 from e2e.prediction.padding import Padding, padding
-from e2e.prediction.predictor import CannotTrace, key_of, trace, trace_real
+from e2e.prediction.predictor import CannotTrace, key_of, record_step, trace
 from e2e.prediction.recorder import LEAST_COLD, WIDE, Cache, Recorder, TracedOp
 
 ATEN = torch.ops.aten
@@ -269,7 +269,7 @@ ARMS: list[dict[str, object]] = [
 def test_a_fake_step_is_the_step_that_runs(network: Network, settings: dict[str, object]) -> None:
     """The same calls, results, phases, and memory."""
     case = case_of(network, 2, **settings)
-    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
+    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, record_step))
     assert differences(fake, real) == []
     assert fake.held_bytes == real.held_bytes
 
@@ -294,7 +294,7 @@ def test_a_network_that_fake_tensors_cannot_follow_says_so(reads: bool, named: s
     case = case_of(network)
     with pytest.raises(CannotTrace, match=named):
         trace(network, case, CPU, CLASSES)
-    assert trace_real(network, case, CPU, CLASSES).ops
+    assert record_step(network, case, CPU, CLASSES).ops
     # Recurrent layers of cuDNN ask where weights lie; a CPU's are traced like others.
     recurrent = replace(
         find("cnn-cifar"), input=(3, 2, 2),

@@ -36,7 +36,7 @@ from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Training
 from e2e.training.feeds import TimedFeed
 from e2e.training.once import train_once
-from e2e.training.step_timer import BurstTimer, CudaSteps, busy_time, host_time
+from e2e.training.step_timer import BurstTimer, CudaSteps, busy_in, host_time
 from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer, set_tf32
 from e2e.training.variant import Variant
 from e2e.training.variants import Task, Variants
@@ -628,7 +628,7 @@ def test_host_and_busy_time_of_a_step_that_is_known() -> None:
 
     launch()
     torch.cuda.synchronize()
-    busy_s, launches = busy_time(launch)
+    busy_s, launches = busy_in(record(lambda: [launch() for _ in range(5)]), 5)
     host_s = host_time(launch)
     assert launches >= 1
     assert busy_s > 1.1e12 / 200e12, "no card does 200 TFLOP/s in IEEE float32"

@@ -21,16 +21,17 @@ from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.prediction.predictor import Predictor, key_of, trace, trace_real
+from e2e.prediction.predictor import Predictor, key_of, record_step, trace
 from e2e.prediction.recorder import BACKWARD
-from e2e.prediction.store import Store
 from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, time_calls
 from e2e.recipes import recipe_of
 from e2e.results.types import Predicted
-from e2e.training.step_timer import busy_time
+from e2e.training.step_timer import busy_in
+from e2e.training.store import Store
 from e2e.training.trainer import set_backend_flags
 from e2e.training.variants import Task, Variants
 from kernels.case import Target
+from microbench.device.profiler import record
 from microbench.device.telemetry import Telemetry
 
 DEVICE = torch.device("cuda:0")
@@ -73,7 +74,7 @@ def predicted(
 def test_the_trace_is_that_of_a_real_step(name: str, settings: dict[str, object]) -> None:
     network = find(name)
     case = case_of(network, 8, **settings)
-    fake, real = (record(network, case, DEVICE, CLASSES) for record in (trace, trace_real))
+    fake, real = (record(network, case, DEVICE, CLASSES) for record in (trace, record_step))
     assert [op.call.name for op in fake.ops] == [op.call.name for op in real.ops]
     # cuDNN says how much batch-norm reserves; fake tensors say nothing.
     unlike = [line for line in differences(fake, real) if "batch_norm" not in line]
@@ -126,7 +127,7 @@ def test_time_and_memory_are_near_those_of_a_training(
     (held,) = arms.held.values()
     for _ in range(20):
         held.step()
-    busy_s, launches = busy_time(held.step)
+    busy_s, launches = busy_in(record(lambda: [held.step() for _ in range(5)]), 5)
     arms.close()
     assert prediction.step_s == pytest.approx(busy_s, rel=0.1), prediction.terms_ms
     assert prediction.launches == pytest.approx(launches, rel=0.05)
@@ -224,7 +225,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
     ops = STEPS[name]()
     pool = Pool(GPU)
     reserve([(op, WARM) for op in ops], pool)
-    reserved = pool.bytes
+    reserved = sum(flat.nbytes for flat in pool.flats.values())
     for call, outputs in ops.items():
         if why_not(call) is not None:
             assert kind_of(call) == "view", why_not(call)
@@ -236,7 +237,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
         assert declared(call, replay, returned) == outputs, call.key
         if "empty" not in call.operator:
             assert finite([returned, list(replay.plain.args)]), call.key
-    assert pool.bytes == reserved
+    assert sum(flat.nbytes for flat in pool.flats.values()) == reserved
 
 
 @pytest.mark.quick
