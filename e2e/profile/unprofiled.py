@@ -23,6 +23,7 @@ from microbench.timing.stats import t_quantile
 LEAST_MATCHED = 0.9  # of the work of two recordings: less, and only one of them is used
 SLOWED = (LAUNCH, SYNC)  # idle time in which the CPU works, which the profiler slows
 MOST_LONGER = 1.5  # times as long as recorded: what is beyond that was something else
+LONG_NS = 1_000_000  # of an operator of the CPU: the profiler's own time is no matter
 MOST_LAGS = 8  # steps that may depend on one another: loaders hand out batches in bursts
 
 
@@ -101,6 +102,9 @@ def unprofiled(step: Step) -> Unprofiled:
     steady = (COMPILATION,) if step.on_cpu else step.recorded.keys() - {LOADER, *_slowed(step)}
     over_ns = sum(step.recorded.get(term, 0) for term in steady)
     over_ns -= whole_ns - terms.get(LOADER, 0)
+    if step.on_cpu and _tells(times):  # a long operator is slowed by other work alone
+        long_ns = sum(op.ns for op in step.ops if op.term not in IDLE and op.ns >= LONG_NS)
+        over_ns = max(over_ns, long_ns - MOST_LONGER * (whole_ns - terms.get(LOADER, 0)))
     ends = mean_interval(own)
     return Unprofiled(
         step, fmean(times), mean_interval(times), whole_ns, _whole(terms, whole_ns),
@@ -125,11 +129,17 @@ def _divided(
     waited_ns = 0.0 if loading_ns is not None else waits_ns  # of the usual step
     left_ns = max(0.0, min(idle_ns - waits_ns, usual_ns - busy_ns - waited_ns))
     if step.on_cpu:  # every term is slowed, the shares stay
-        whole = sum(rest.values())
-        divided = {term: ns * left_ns / whole for term, ns in rest.items()} if whole else {}
+        more = left_ns / (sum(rest.values()) or 1.0)
+        more = min(MOST_LONGER, more) if _tells(step.trace.seconds("bare_s")) else more
+        divided = {term: ns * more for term, ns in rest.items()}
     else:
         divided = {**fixed, **_scaled(rest, left_ns, _slowed(step))}
     return divided | ({LOADER: waits_ns} if waits_ns else {})
+
+
+def _tells(times: Sequence[float]) -> bool:
+    """Whether so many steps were timed that recorded ones can be held against them."""
+    return mean_interval(times) is not None
 
 
 def _slowed(step: Step) -> Collection[str]:
