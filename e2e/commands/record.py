@@ -32,7 +32,7 @@ LAUNCHERS = {  # the module that each runs
     "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.accelerate_cli",
 }
-UNASKED = "amp,float32"  # what is tried after every recording: autocast off, or on
+UNASKED = "amp,float32,anomaly"  # what is tried after every recording: each switched off, or on
 MOST_LABEL = 60  # characters
 
 

@@ -31,7 +31,7 @@ from e2e.profile.operators import (
     work_of,
 )
 from e2e.profile.products import Attention, attention_in, calls_of
-from e2e.profile.step import ELSEWHERE, UPDATE, Op, term_of_operators
+from e2e.profile.step import ELSEWHERE, OWN_NS, UPDATE, Op, term_of_operators
 from e2e.profile.trace import LAUNCHES, LOADING, Span
 from e2e.profile.unprofiled import Unprofiled
 from e2e.results import terms
@@ -49,6 +49,7 @@ MANY_REGIONS = 8  # calls of compiled code in a step
 MANY_UPDATES = 20  # kernels of an optimizer in a step
 MANY_SMALL = 100  # launches in a step outside of forward, backward and optimizer
 CPU_OWN_NS = 2_000_000  # a CPU may be taken away for less
+OFTEN_OWN = 4  # times a step: so often it is not
 SHORT_NS = 10_000  # a kernel this short does little
 LONG_NORM_NS = 20_000  # a shorter call says nothing about bandwidth
 SLOW_NORM = 0.5  # of a card's bandwidth: below it normalisation is slow
@@ -59,7 +60,8 @@ NORM_PASSES = {"batch_norm": (3, 5)}
 OTHER_PASSES = (2, 5)  # a row fits in registers
 MOST_PLACES = 3
 LAUNCH_BOUND = 0.5  # of a step that the GPU waits for launches
-KERNELS = frozenset({"tf32", "float32", "islands", "misaligned", "bf16"})  # that are too long
+# Of kernels that are too long.
+KERNELS = frozenset({"tf32", "float32", "float64", "islands", "misaligned", "bf16"})
 MATH = "scaled_dot_product_attention"  # around operators: of a back end that is no kernel
 
 
@@ -123,6 +125,10 @@ KNOWN: Mapping[str, Known] = {
         "float32 work", "GEMMs and convolutions that stayed in float32",
         "let autocast reach them, unless they need the precision", False,
     ),
+    "float64": Known(
+        "float64", "GEMMs and convolutions in float64",
+        "float32: .float() on what comes from NumPy, and no .double()", False,
+    ),
     "tf32": Known(
         "IEEE float32", "GEMMs and convolutions in IEEE float32",
         "torch.set_float32_matmul_precision('high') and cudnn.allow_tf32 = True allow TF32; "
@@ -130,6 +136,10 @@ KNOWN: Mapping[str, Known] = {
     ),
     "float32": Known(
         "float32", "GEMMs and convolutions in float32", "torch.autocast around the forward pass",
+    ),
+    "anomaly": Known(
+        "anomaly detection", "anomaly detection of autograd",
+        "torch.autograd.set_detect_anomaly(True) only while you look for a NaN", False,
     ),
     "amp": Known(
         "autocast", "autocast: without it a step is faster",
@@ -413,8 +423,11 @@ def _loader(seen: Seen) -> Causes:
 
 def _own(seen: Seen) -> Causes:
     """The script's own Python, and data that it makes without a DataLoader."""
-    # Between two operators of a CPU there is always some Python.
-    long = [op for op in seen.by_term[PYTHON] if not seen.run.step.on_cpu or op.ns >= CPU_OWN_NS]
+    long = seen.by_term[PYTHON]
+    if seen.run.step.on_cpu:  # between two of its operators there is always some Python
+        long = [op for op in long if op.ns >= OWN_NS]
+        if len(long) < OFTEN_OWN * seen.run.step.steps:
+            long = [op for op in long if op.ns >= CPU_OWN_NS]
     yield from seen.cause("own", long, lines_of_samples(seen.run.step, PYTHON))
 
 
@@ -584,6 +597,8 @@ def _products(seen: Seen) -> Causes:
     ]
     half = [op for op, types in products if types & HALF]
     single = [op for op, types in products if "float32" in types and not types & HALF]
+    double = [op for op, types in products if "float64" in types]
+    yield from seen.cause("float64", double, seen.places(double, layer_of))
     if half or seen.facts.get("autocasts"):
         yield from seen.cause(
             "islands", single, seen.places(single, layer_of), status=POSSIBLE,

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from e2e.profile.causes import LEAST_SHARE, Cause, Gain, Seen, causes_of, ranked
+from e2e.profile.causes import KERNELS, LEAST_SHARE, Cause, Gain, Seen, causes_of, ranked
 from e2e.profile.compare import Aligned, Change, Ranks, align, ledger, paired_causes, ranks_of
 from e2e.profile.operators import is_product, shapes_of
 from e2e.profile.products import Fused, Product, fused_kernels, of_card, products
@@ -248,11 +248,15 @@ def _no_causes(
 
 
 def _bottleneck(run: Unprofiled, causes: Sequence[Cause], ruined: Sequence[str]) -> str:
-    """The first cause; without any, what works for most of the step."""
+    """The first cause; what works for most of the step where there is none or, on a CPU, where
+    GEMMs and convolutions take more than it.
+    """
     if ruined:
         return "unknown"
     first = next((cause for cause in causes if cause.ms), None)
-    if first is not None:
+    computes = sum(run.terms.get(term, 0) for term in terms.PRODUCT_TERMS) / run.step.steps / 1e6
+    more = run.step.on_cpu and first is not None and first.cause not in KERNELS
+    if first is not None and not (more and computes > first.most_ms):
         return first.short
     return "CPU" if run.step.on_cpu or 2 * run.idle_ns > run.whole_ns else "GPU"
 

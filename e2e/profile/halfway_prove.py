@@ -201,6 +201,7 @@ class StepProbe:
         self.model: Any = None
         self.inputs: tuple[Any, ...] = ()
         self.named_inputs: dict[str, Any] = {}
+        self.anomaly: bool = torch.is_anomaly_enabled()  # somewhere in a step
         self.autocast_dtype: Any = None  # around the model; None without autocast
         # In the counted steps: calls of the model, outermost autocasts, reads, calls of attention.
         self.calls = self.autocasts = self.reads = self.attentions = 0
@@ -235,6 +236,7 @@ class StepProbe:
             for name in READS:
                 back.enter_context(_patched(torch.Tensor, name, self._read))
             back.enter_context(_patched(torch.autocast, "__enter__", self._entered))
+            back.enter_context(_patched(torch, "set_anomaly_enabled", self._detects))
             functional, attention = torch.nn.functional, "scaled_dot_product_attention"
             back.enter_context(_patched(functional, attention, self._attention))
             if self.model is not None:
@@ -279,6 +281,10 @@ class StepProbe:
     def _attention(self, original: Function, *given: Any, **named: Any) -> Any:
         self.attentions += 1
         return original(*given, **named)
+
+    def _detects(self, original: Function, enabled: bool, *rest: Any) -> None:
+        self.anomaly = self.anomaly or enabled
+        original(enabled, *rest)
 
     def _entered(self, original: Function, autocast: Any) -> Any:
         self.autocasts += autocast._enabled and _autocast_dtype(autocast.device) is None
@@ -460,6 +466,17 @@ def _fuses(kind: Any, like: Any) -> bool:
 
 
 @contextmanager
+def anomaly(_probe: StepProbe) -> Generator[None]:
+    """No detection of anomalies, also where each step asks for it."""
+
+    def switch(original: Function, *_: Any) -> None:
+        original(False)
+
+    with torch.autograd.set_detect_anomaly(False), _patched(torch, "set_anomaly_enabled", switch):
+        yield
+
+
+@contextmanager
 def amp(probe: StepProbe) -> Generator[None]:
     """Autocast that does nothing, also one around the whole loop: what it brings, or costs."""
 
@@ -623,6 +640,10 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "optimizer": Ablation(
         optimizer, "fused or foreach updates", lambda probe: _if(list(_one_at_a_time(probe))),
+    ),
+    "anomaly": Ablation(
+        anomaly, "autograd's anomaly detection switched off", lambda probe: _if(probe.anomaly),
+        eager=True,
     ),
     "amp": Ablation(
         amp, "autocast switched off",

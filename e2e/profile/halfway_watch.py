@@ -58,6 +58,7 @@ OPTIMIZER, CALL, LOOP = "optimizer step", "call of the model", "step"  # what a 
 WORK, CALLS = ("kernel", "gpu_memcpy", "gpu_memset"), ("cuda_runtime", "cuda_driver")
 READS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 SAMPLE_S = 0.002  # between looks at where the script is
+SWITCH_S = 0.0002  # after which a look is let in
 SAID_S, SAID_LIVE_S = 10.0, 0.5  # between lines of progress, in a file and on a terminal
 # What torch writes of the machine, in the first and last bytes of a trace.
 NAMES, ENDS = re.compile(rb'"(host_name|traceName|hostname)":\s*"[^"]*"'), 1 << 16
@@ -765,6 +766,9 @@ def _sample(stack: ExitStack, rows: list[tuple[int, str]]) -> None:
             if line:
                 rows.append((time.time_ns(), line))
 
+    # Without it Python's own code gives way only as it calls torch, and the lines would be those.
+    stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+    sys.setswitchinterval(SWITCH_S)
     looks = threading.Thread(target=look, daemon=True)
     looks.start()
     stack.callback(looks.join, 1.0)

@@ -133,6 +133,53 @@ def test_a_gap_without_operators_or_calls_is_the_script_s_own_code(
     assert foreign or "feed.py:31" in run.findings[0].where + own.where
 
 
+@pytest.mark.parametrize(("gaps", "named"), [(2, False), (6, True)])
+def test_own_code_of_a_cpu_is_what_comes_often_in_a_step(
+    gaps: int, named: bool, tmp_path: Path
+) -> None:
+    """Field 2, an environment of reinforcement learning: 1 ms of Python between two calls."""
+    made = on_a_cpu(lambda made, at: [
+        made.op("aten::mm", at + (2 * n + 1) * MS, at + (2 * n + (2 if n < gaps else 3)) * MS)
+        for n in range(gaps + 1)
+    ], (2 * gaps + 3) * MS)  # fmt: skip
+    run = diagnose([made.write(tmp_path / "a.json")]).runs[0]
+    assert ([one.cause for one in run.findings] == ["own"]) == named
+
+
+@pytest.mark.parametrize(
+    ("product_ms", "update_us", "dtype", "cause", "bottleneck"),
+    [
+        (8, 50, FLOAT, "optimizer", "CPU"),
+        (1, 200, FLOAT, "optimizer", "optimizer"),
+        (8, 50, "double", "float64", "float64"),
+    ],
+)
+def test_the_bottleneck_of_a_cpu_is_no_cause_that_takes_less_than_its_products(
+    product_ms: int, update_us: int, dtype: str, cause: str, bottleneck: str, tmp_path: Path
+) -> None:
+    """Field 2: 80 % in GEMMs, and an optimizer with 8 % was the bottleneck; float64 had no name."""
+
+    def step(made: Made, at: int) -> None:
+        end = at + product_ms * MS
+        made.op("aten::mm", at, end, **{"Input Dims": SQUARE, "Input type": [dtype] * 2})
+        made.note("Optimizer.step#Adam.step", end, end + 30 * update_us * US)
+        for n in range(30):
+            made.op("aten::add_", end + n * update_us * US, end + (n + 1) * update_us * US)
+
+    made = on_a_cpu(step, product_ms * MS + 30 * update_us * US)
+    run = diagnose([made.write(tmp_path / "a.json")]).runs[0]
+    assert (run.findings[0].cause, run.bottleneck) == (cause, bottleneck)
+
+
+def on_a_cpu(step: Callable[[Made, int], object], step_ns: int) -> Made:
+    """Three recorded steps without a device, as long as those that were timed."""
+    made = Made(header={"halfway": {"lead_in": 1, "traced": 2, "bare_s": [step_ns / 1e9] * 20}})
+    made.steps(*(step_ns * n for n in (1, 2, 3)))
+    for number in range(3):
+        step(made, step_ns * number)
+    return made
+
+
 @pytest.mark.parametrize("name", ["hipFree", "cudaFree", "hipHostMalloc", "cudaMallocAsync"])
 def test_memory_is_allocated_and_freed_by_many_names(name: str, tmp_path: Path) -> None:
     """F6: the CPU is in that call for 60 ms, while the device has 2 ms to do."""

@@ -384,7 +384,10 @@ def test_the_changes_are_what_their_words_say() -> None:
     with changed("optimizer", foreach=False) as training:
         (group,) = training.optimizer.param_groups
         assert group["fused"] or group["foreach"]
+    with torch.autograd.set_detect_anomaly(True), changed("anomaly"):
+        assert not torch.is_anomaly_enabled()
     probe, before = inspected(Training().step), enabled_back_ends()
+    assert ABLATIONS["anomaly"].when(probe) == "", "it is not on"
     for name, backend in (("flash",) * 2, ("efficient", "mem_efficient"), ("cudnn",) * 2):
         trial = ABLATIONS[f"sdpa_{name}"]
         with trial.change(probe):
@@ -393,6 +396,23 @@ def test_the_changes_are_what_their_words_say() -> None:
         assert trial.when(probe) == "", "not on a CPU"
     with ABLATIONS["benchmark"].change(probe):
         assert torch.backends.cudnn.benchmark
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_detection_that_each_step_asks_for_is_seen_and_switched_off() -> None:
+    seen: list[bool] = []
+
+    def step() -> None:
+        with torch.autograd.detect_anomaly():
+            seen.append(torch.is_anomaly_enabled())
+
+    probe = inspected(step)
+    assert ABLATIONS["anomaly"].when(probe) is None
+    with ABLATIONS["anomaly"].change(probe):
+        step()
+    step()
+    assert seen == [True] * (1 + COUNTED) + [False, True]
+    assert not torch.is_anomaly_enabled()
 
 
 def test_autocast_is_seen_around_the_loop_and_casts_weights_once_a_step() -> None:

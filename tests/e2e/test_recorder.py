@@ -20,8 +20,10 @@ from samples.traces import US, Made
 from e2e.__main__ import main
 from e2e.profile.diagnosis import diagnose
 from e2e.profile.halfway_watch import CALL, OPTIMIZER, PREFIX, compact
+from e2e.profile.lines import lines_of_samples
 from e2e.profile.step import step_of
 from e2e.profile.trace import NOTE, read_trace
+from e2e.results.terms import PYTHON
 
 ROOT = Path(__file__).parents[2]
 
@@ -395,6 +397,30 @@ def test_an_optimizer_that_comes_later_makes_it_a_training(user: User) -> None:
     trace = read_trace(user.folder / "a.json.gz")
     assert trace.facts["unit"] == OPTIMIZER
     assert {op.phase for op in step_of(trace).ops} >= {"forward", "backward", "optimizer"}
+
+
+SPINS = """
+def spin():
+    begun = time.perf_counter()
+    while time.perf_counter() < begun + 0.002: pass
+
+import time
+torch.set_num_threads(1)
+for _ in range(STEPS):
+    for _ in range(8):
+        spin()
+        torch.ones(1)
+    step(net, optimizer)
+"""
+
+
+def test_the_line_of_own_code_is_that_which_runs_and_not_the_next_call_of_torch(user: User) -> None:
+    (user.folder / "train.py").write_text(START + SPINS)
+    user.record("train.py")
+    trace = read_trace(user.folder / "a.json.gz")
+    begins = 1 + (START + SPINS).splitlines().index("def spin():")
+    lines = lines_of_samples(step_of(trace), PYTHON).split(", ")
+    assert {f"train.py:{begins + 1}", f"train.py:{begins + 2}"} & set(lines)
 
 
 SEEN = """
