@@ -45,7 +45,7 @@ def predict_together(
     shared = (_cpu_s_per_image(loading) * images + host_s) / cores
     step = np.minimum(np.maximum(longer, shared), trains + loads)
     waits = step[0] > (1 + LOADER_SHARE) * trains[0]  # as for measured steps
-    limit = "data" if waits else pinned.limit or "gpu"
+    limit = "data" if waits else pinned.limit
     return Predicted(float(step[0]), (float(step.min()), float(step.max())), limit, {})
 
 

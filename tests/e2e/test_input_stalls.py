@@ -127,11 +127,11 @@ def test_what_may_be_chance_is_no_cost() -> None:
 
 @pytest.mark.parametrize(
     ("load_s", "known", "limit"),
-    [(1.049, "gpu", "gpu"), (1.051, "gpu", "data"), (0.5, None, "gpu"), (0.1, "host", "host"),
+    [(1.049, "gpu", "gpu"), (1.051, "gpu", "data"), (0.5, None, None), (0.1, "host", "host"),
      (2.0, "host", "data")],
 )  # fmt: skip
 def test_a_loader_is_waited_for_from_five_per_cent_on(
-    load_s: float, known: str | None, limit: str
+    load_s: float, known: str | None, limit: str | None
 ) -> None:
     assert predict(replace(training(1.0), limit=known), loading(load_s)).limit == limit
 
