@@ -154,7 +154,7 @@ class FakeProgress:
     passes: list[tuple[int, int, list[str]]] = field(default_factory=list)
 
     def stage(self, key: str, stage: str) -> None:
-        """Nobody waits."""
+        """No one waits."""
 
     def done(
         self, group: Group, results: Sequence[Result], left_s: float, sampled_s: float
