@@ -127,7 +127,7 @@ KNOWN: Mapping[str, Known] = {
     ),
     "float64": Known(
         "float64", "GEMMs and convolutions in float64",
-        "float32: .float() on what comes from NumPy, and no .double()", False,
+        "float32, unless they need the precision: .float() on what comes from NumPy", False,
     ),
     "tf32": Known(
         "IEEE float32", "GEMMs and convolutions in IEEE float32",

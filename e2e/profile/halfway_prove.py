@@ -282,9 +282,9 @@ class StepProbe:
         self.attentions += 1
         return original(*given, **named)
 
-    def _detects(self, original: Function, enabled: bool, *rest: Any) -> None:
-        self.anomaly = self.anomaly or enabled
-        original(enabled, *rest)
+    def _detects(self, original: Function, *given: Any, **named: Any) -> None:
+        self.anomaly = self.anomaly or (given[0] if given else named["enabled"])
+        original(*given, **named)
 
     def _entered(self, original: Function, autocast: Any) -> Any:
         self.autocasts += autocast._enabled and _autocast_dtype(autocast.device) is None
@@ -469,7 +469,7 @@ def _fuses(kind: Any, like: Any) -> bool:
 def anomaly(_probe: StepProbe) -> Generator[None]:
     """No detection of anomalies, also where each step asks for it."""
 
-    def switch(original: Function, *_: Any) -> None:
+    def switch(original: Function, *_: Any, **_named: Any) -> None:
         original(False)
 
     with torch.autograd.set_detect_anomaly(False), _patched(torch, "set_anomaly_enabled", switch):

@@ -36,7 +36,6 @@ import types
 import warnings
 import weakref
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from decimal import Decimal
@@ -48,7 +47,6 @@ AFTER, BARE, TRACED = 20, 20, 3  # steps: warm-up, timed without the profiler, r
 Function = Callable[..., Any]
 torch: Any = None  # imported by the first Watch: who only reads constants need not wait for it
 _is_compiling: Callable[[], bool] = bool  # torch's own since 2.1; in compiled code it is a constant
-MOST_OTHERS = 100  # steps of another optimizer: then those of the first are over
 LEAD_IN = 1  # recorded before those that count: the profiler's first step is slow
 PREFIX = "halfway::"  # of the names of modules in the trace
 OURS = "ProfilerStep#halfway"  # marks a step; the script's own profiler marks its own
@@ -116,6 +114,7 @@ class Watch:
         self._process = os.getpid()
         self._open, self._looking = ExitStack(), ExitStack()  # end what is open: in all, in a phase
         self._leaving = False  # SystemExit was raised
+        self._on = 0  # steps since: the script may end something, or have caught it and train on
         self.late = False  # a step ended where nothing may begin
         self._was_late = False  # and one has been counted since
         self._profiles: weakref.WeakSet[Any] | None = None  # that were prepared, ours too
@@ -136,8 +135,10 @@ class Watch:
         if _inside():  # torch repeats this assignment where compiled code runs
             self.late = True
         elif os.getpid() == self._process:
-            if self._leaving:  # the script caught that and trains on
-                self._leave()
+            if self._leaving:
+                self._on += 1
+                if self._on > AFTER:
+                    self._leave()
             elif not self.done or self._prover is not None:
                 self._guarded(self._step)()
 
@@ -147,11 +148,6 @@ class Watch:
             self.unit = unit
             self._guarded(self._begin)(0)
             self._calls = self._calls or _Calls(self._open, self._guarded(self._called))
-
-    def anew(self) -> None:
-        """Count from here: what steps were until now is over. What is done stays."""
-        if not self.done:
-            self._guarded(self._begin)(0)
 
     def excuses(self, error: Exception) -> bool:
         """Whether the script raised it in steps that only serve to try changes; they end then."""
@@ -499,43 +495,34 @@ def watch(model: Any = None, **options: Any) -> Generator[Watch]:
 # ---------------------------------------------------------------- a script
 
 
-def _ends_of_steps(watching: Watch) -> Function:
-    """A hook for all optimizers: a step ends where that of the training's is stepped."""
-    first: list[Any] = []
-    others: Counter[int] = Counter()  # steps of other optimizers since the first one's last
-
-    def on_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
-        if not first or first[0]() is None:
-            first[:] = [weakref.ref(optimizer)]
-        elif first[0]() is not optimizer:
-            others[id(optimizer)] += 1
-            if others[id(optimizer)] < MOST_OTHERS:
-                return
-            first[:] = [weakref.ref(optimizer)]  # an earlier part of the script is over
-            watching.anew()
-        others.clear()
-        watching.step()
-
-    return on_step
+def _leave(watching: Watch, original: Function, *arguments: Any, **named: Any) -> None:
+    """End the watch before os._exit or exec. What ends a program that hangs is not held up."""
+    whither = arguments[0] if arguments else named.get("status")
+    ends = os.access(whither, os.X_OK) if isinstance(whither, str) else whither == 0
+    if ends and threading.current_thread() is threading.main_thread():
+        watching.end()
+    original(*arguments, **named)
 
 
 def run_script(name: str, arguments: Sequence[str], watching: Watch, is_module: bool) -> None:
     """Run a script, or a module as `python -m` does, unchanged, and watch it.
 
     A step ends where its optimizer's step does: that of the one that was stepped first, as long as
-    it exists and another one is not stepped MOST_OTHERS times without it. Until there is an
-    optimizer, each call of the model begins a step. Whatever the script raises is raised.
+    it exists. Until there is an optimizer, each call of the model begins a step. Whatever the
+    script raises is raised.
     """
-    on_step = _ends_of_steps(watching)
+    first: list[Any] = []
+
+    def on_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
+        if not first or first[0]() is None:
+            first[:] = [weakref.ref(optimizer)]
+        if first[0]() is optimizer:
+            watching.step()
 
     def remember(made: Function, optimizer: Any, *rest: Any, **named: Any) -> None:
         made(optimizer, *rest, **named)
         watching.count(OPTIMIZER)
         optimizer.register_step_post_hook(on_step)
-
-    def leave(original: Function, *arguments: Any) -> None:
-        watching.end(isinstance(arguments[0], int) and arguments[0] != 0)
-        original(*arguments)
 
     watching.count(CALL)
     sys.argv = [name, *arguments]
@@ -543,8 +530,8 @@ def run_script(name: str, arguments: Sequence[str], watching: Watch, is_module: 
     try:
         with ExitStack() as patched:
             _replace(patched, torch.optim.Optimizer, "__init__", remember)
-            for ending in ("_exit", "execv", "execve"):  # after these nothing of ours runs
-                _replace(patched, os, ending, leave)
+            for ending in ("_exit", "execv", "execve"):
+                _replace(patched, os, ending, functools.partial(_leave, watching))
             if is_module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:
@@ -562,7 +549,7 @@ def run_script(name: str, arguments: Sequence[str], watching: Watch, is_module: 
 
 def _run_file(name: str) -> None:
     """As `python name` does: __file__ is its whole path, sys.argv[0] what was given."""
-    if zipfile.is_zipfile(name):
+    if zipfile.is_zipfile(name) or name.endswith(".pyc"):
         runpy.run_path(name, run_name="__main__")
         return
     script: Any = types.ModuleType("__main__")

@@ -174,33 +174,32 @@ def profiling(begin: int, lasts: int, whole: int) -> Case:
 
 ELSEWHERE = """
 import os
-from pathlib import Path
 os.chdir("/")
-print(Path(__file__).read_text()[:7])
+print(open(__file__).read()[:7])
 """
-EARLIER = """
-other = Net()
-early = torch.optim.SGD(other.parameters(), lr=0.01)
-step(other, early)
-for _ in range(100):
-    step(net, optimizer)
+REPLACED = """
+import os
+from contextlib import suppress
+sys.stdout.flush()
+with suppress(OSError):
+    os.execv("/nowhere/true", ["true"])
+os.execv("/bin/true", ["true"])
 """
 OWN_STEPS = """
-own = torch.profiler.profile(schedule=torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=1))
-own.start()
-for number in range(STEPS):
-    print(step(net, optimizer))
-    own.step()
-own.stop()
+plan = torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=1)
+with torch.profiler.profile(schedule=plan) as own:
+    for number in range(STEPS):
+        print(step(net, optimizer))
+        own.step()
 """
 CASES = {
     "elsewhere": Case(ELSEWHERE + PLAIN),
-    "earlier": Case(EARLIER + PLAIN),
     "own_marks": Case(OWN_STEPS),
-    "ends_hard": Case("STEPS = 4" + PLAIN + "import os\nsys.stdout.flush()\nos._exit(0)", whole=0,
-                      says=f"4 steps were seen, {NEEDED} are needed"),
-    "replaced": Case("import os\nsys.stdout.flush()\nos.execv('/bin/true', ['true'])", whole=0,
-                     says="0 steps were seen"),
+    "ends_hard": Case(
+        "STEPS = 4" + PLAIN + "import os\nsys.stdout.flush()\nos._exit(status=0)", whole=0,
+        says=f"4 steps were seen, {NEEDED} are needed"),
+    "replaced": Case(REPLACED, whole=0, says="0 steps were seen"),
+    "not_replaced": Case(REPLACED.rpartition("os.execv")[0] + PLAIN),
     "plain": Case(PLAIN),
     "two_optimizers": Case(TWO_OPTIMIZERS, calls=2),
     "accumulated": Case(PLAIN.replace("optimizer)", "optimizer, parts=4)"), calls=4),
@@ -290,6 +289,7 @@ for number in range(4 * STEPS):
     try:
         step(net, optimizer)
     except BaseException:
+        step(net, optimizer)
         print("caught")
 print("END")
 """
