@@ -138,7 +138,7 @@ def _divided(
 
 
 def _tells(times: Sequence[float]) -> bool:
-    """Whether so many steps were timed that recorded ones can be held against them."""
+    """Whether enough steps were timed to hold recorded ones against them."""
     return mean_interval(times) is not None
 
 
