@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -13,23 +14,20 @@ from e2e.results.types import Training
 from e2e.training.feeds import TimedFeed
 from e2e.training.step_timer import StepBlock
 from e2e.training.trainer import Trainer
-from microbench.timing.timers import Launch
+from microbench.timing import interleave
 
 LOCAL, ALONE = "/local", "/alone"  # what keys of parts beside a step end in
 WAITS_SHARE = 0.02  # of the time: with more of it in any block, steps wait for their loader
 
 
 @dataclass
-class TimedPart:
+class TimedPart(interleave.Variant):
     """What takes turns: a variant's step, or what is timed beside it to know its exchange.
 
-    `estimate_s` is about what a launch takes, the same on all ranks.
+    `estimate_s` is the same on all ranks.
     """
 
-    key: str
-    launch: Launch
-    estimate_s: float
-    blocks: list[StepBlock] = field(default_factory=list[StepBlock])
+    blocks: list[Any] = field(default_factory=list[StepBlock])
 
 
 @dataclass

@@ -44,13 +44,7 @@ from e2e.training.step_timer import (
     time_phases,
 )
 from e2e.training.store import Store
-from e2e.training.timing import (
-    SETTLED_STEPS,
-    Announce,
-    VariantFailed,
-    Watch,
-    time_interleaved,
-)
+from e2e.training.timing import SETTLED_STEPS, Announce, Watch, time_interleaved
 from e2e.training.trainer import Trainer, capture_stream
 from e2e.training.variant import ALONE, LOCAL, TimedPart, Variant
 from kernels.case import Target
@@ -60,6 +54,7 @@ from microbench.device.profiler import record
 from microbench.device.telemetry import Telemetry
 from microbench.errors import UserError
 from microbench.results.types import TIME_DECIMALS, Warning
+from microbench.timing.interleave import VariantFailed
 from microbench.timing.stats import median, median_interval
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
@@ -382,9 +377,9 @@ class Variants:
         cause = failure.__cause__
         assert isinstance(cause, Exception)
         self.raise_if_dead(cause)
-        training = replace(failure.variant.training, status="failed", reason=one_line(cause))
-        self.drop(failure.variant.key)
-        return training
+        variant = next(v for v in self.held.values() if failure.variant in v.parts)
+        self.drop(variant.key)
+        return replace(variant.training, status="failed", reason=one_line(cause))
 
     def _timed(self, variant: Variant, host_pace: float | None) -> Training:
         blocks, case = variant.blocks, variant.training.case

@@ -31,13 +31,14 @@ from e2e.training.step_timer import (
     time_phases,
     union_s,
 )
-from e2e.training.timing import VariantFailed, Watch, time_interleaved
+from e2e.training.timing import Watch, time_interleaved
 from e2e.training.variant import TimedPart, Variant
 from e2e.training.variants import Task, Variants
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import KernelTime
 from microbench.errors import UserError
 from microbench.timing import FEWEST_ROUNDS
+from microbench.timing.interleave import VariantFailed
 
 NAP_S = 0.002
 TICKS = 60
@@ -212,7 +213,7 @@ def test_a_step_that_raises_is_blamed_on_its_variant_but_a_mistake_is_the_user_s
                 Watch(lambda _: nullcontext(), quietly),
             )  # fmt: skip
         if isinstance(raised.value, VariantFailed):
-            assert raised.value.variant is variants[1]
+            assert raised.value.variant is variants[1].parts[0]
             assert raised.value.__cause__ is error
 
 
