@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     check = {"compare": false_verdicts, "power": power}[given.check]
     runs = [read_run(path) for path in given.runs]
+    # Each is split by itself, so cards of one model may differ.
+    runs = [replace(run, device={**run.device, "card": None}) for run in runs]
     for path, run in zip(given.runs, runs, strict=True):
         for name in ("device", "software", "method_version"):
             if getattr(run, name) != getattr(runs[0], name):
