@@ -189,7 +189,8 @@ def memory_of_process(index: int) -> int | None:
         return held[os.getpid()]
     if len(held) == 1:
         return next(iter(held.values()))
-    return None if held else gpu.memory_used()
+    memory = None if held else gpu.ask("nvmlDeviceGetMemoryInfo")
+    return memory and int(memory.used)
 
 
 def open_sensors(info: DeviceInfo) -> NvmlGpu | None:

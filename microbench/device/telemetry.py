@@ -12,7 +12,7 @@ import hashlib
 import threading
 from collections.abc import Generator, Hashable, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -31,17 +31,6 @@ THROTTLE_REASONS: dict[int, str] = {
     0x200: "board limit",
     0x400: "reliability",
 }
-
-
-@dataclass(frozen=True)
-class SensorSample:
-    """One reading of the sensors; None where the device does not report a value."""
-
-    power_w: float | None
-    sm_clock_mhz: float | None
-    temperature_c: float | None
-    throttle: tuple[str, ...]
-    utilization_pct: float | None
 
 
 @dataclass(frozen=True)
@@ -76,8 +65,8 @@ class Telemetry:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._open: list[SensorSample] | None = None  # of the variant that runs
-        self._samples: dict[Hashable, list[SensorSample]] = {}
+        self._open: list[GpuState] | None = None  # of the variant that runs
+        self._samples: dict[Hashable, list[GpuState]] = {}
 
     def __enter__(self) -> Telemetry:
         """Start the thread. Does nothing where there are no sensors."""
@@ -116,13 +105,7 @@ class Telemetry:
         samples, sensors = self._open, self._sensors
         if samples is None or sensors is None:
             return
-        sample = SensorSample(
-            power_w=sensors.power_w(),
-            sm_clock_mhz=sensors.sm_clock_mhz(),
-            temperature_c=sensors.temperature_c(),
-            throttle=throttle_words(sensors.event_reasons()),
-            utilization_pct=sensors.utilization_pct(),
-        )
+        sample = sensors.readings()
         with self._lock:
             if self._open is samples:  # it may have ended while the sensors were read
                 samples.append(sample)
@@ -131,7 +114,7 @@ class Telemetry:
         """Summary of the samples under `key`; all None, and 0 samples, for an unknown key."""
         with self._lock:
             samples = tuple(self._samples.get(key, ()))
-        seen = {word for sample in samples for word in sample.throttle}
+        seen = {word for sample in samples for word in throttle_words(sample.event_reasons)}
         return TelemetrySummary(
             power_w=_mean(sample.power_w for sample in samples),
             sm_clock_mhz=_mean(sample.sm_clock_mhz for sample in samples),
@@ -228,60 +211,42 @@ class NvmlGpu:
             return fields[0].value.uiVal / 1e3
         return self.watts("nvmlDeviceGetPowerUsage")
 
-    def sm_clock_mhz(self) -> int | None:
-        """SM clock now, in MHz."""
-        return self.ask("nvmlDeviceGetClockInfo", SM_CLOCK)
-
-    def temperature_c(self) -> int | None:
-        """Temperature of the chip in °C."""
-        return self.ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE)
-
-    def event_reasons(self) -> int | None:
-        """NVML's bit mask of what holds the clock down, by its new or old call (driver < 535)."""
+    def readings(self) -> GpuState:
+        """What changes from moment to moment, and nothing else."""
+        power_w, clock = self.power_w(), self.ask("nvmlDeviceGetClockInfo", SM_CLOCK)
+        temperature = self.ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE)
         reasons = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
-        return self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
-
-    def utilization_pct(self) -> int | None:
-        """Per cent of the last sampling period in which a kernel ran, as nvidia-smi shows it."""
+        if reasons is None:  # a driver before 535
+            reasons = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         rates = self.ask("nvmlDeviceGetUtilizationRates")
-        return rates and rates.gpu
+        return GpuState(
+            power_w=power_w, sm_clock_mhz=clock, temperature_c=temperature, event_reasons=reasons,
+            utilization_pct=rates and rates.gpu,
+        )  # fmt: skip
 
     def state(self) -> GpuState:
         """All settings and conditions, each None where the call is refused."""
         mig, _ = self.ask("nvmlDeviceGetMigMode") or (None, None)
         cuda = self._call("nvmlSystemGetCudaDriverVersion")
-        return GpuState(
+        found = replace(
+            self.readings(),
             driver_cuda=cuda and (cuda // 1000, cuda % 1000 // 10),
-            power_w=self.power_w(),
             power_limit_w=self.watts("nvmlDeviceGetEnforcedPowerLimit"),
             power_limit_default_w=self.watts("nvmlDeviceGetPowerManagementDefaultLimit"),
-            sm_clock_mhz=self.sm_clock_mhz(),
             application_clock_mhz=self.ask("nvmlDeviceGetApplicationsClock", SM_CLOCK),
             application_clock_default_mhz=self.ask(
                 "nvmlDeviceGetDefaultApplicationsClock", SM_CLOCK
             ),
-            event_reasons=self.event_reasons(),
-            temperature_c=self.temperature_c(),
-            temperature_margin_c=self._temperature_margin_c(),
-            utilization_pct=self.utilization_pct(),
+            temperature_margin_c=self.ask("nvmlDeviceGetMarginTemperature"),
             mig=None if mig is None else bool(mig),
             pcie_width=self.ask("nvmlDeviceGetCurrPcieLinkWidth"),
             pcie_width_max=self.ask("nvmlDeviceGetMaxPcieLinkWidth"),
             processes=self.processes(),
         )
-
-    def _temperature_margin_c(self) -> int | None:
-        margin = self.ask("nvmlDeviceGetMarginTemperature")
-        if margin is not None:
-            return margin
         slowdown = self.ask("nvmlDeviceGetTemperatureThreshold", SLOWDOWN_THRESHOLD)
-        now = self.temperature_c()
-        return None if slowdown is None or now is None else slowdown - now
-
-    def memory_used(self) -> int | None:
-        """Bytes that are used of the whole card."""
-        memory = self.ask("nvmlDeviceGetMemoryInfo")
-        return None if memory is None else int(memory.used)
+        if None in (slowdown, found.temperature_c) or found.temperature_margin_c is not None:
+            return found
+        return replace(found, temperature_margin_c=slowdown - found.temperature_c)
 
     def processes(self) -> tuple[tuple[int, int | None], ...] | None:
         """(id, bytes or None) of each compute process; None where NVML does not say."""

@@ -208,7 +208,7 @@ def test_a_device_names_no_computer_its_card_is_a_hash_and_it_needs_a_driver(mon
 )  # fmt: skip
 def test_a_reading_falls_back_to_an_older_call(reading, answers, expected):
     card = gpu(**{f"nvmlDeviceGet{name}": answer for name, answer in answers.items()})
-    assert getattr(card, reading)() == expected
+    assert getattr(card.readings(), reading) == expected
 
 
 def test_state_in_our_units_and_none_of_a_card_that_refuses_all_or_has_old_bindings():
@@ -257,12 +257,12 @@ def test_the_real_binding_has_every_call_we_make():
 def sensors(**values: list):
     """Each reading gives the next value of its list, and its last value from then on."""
 
-    def reader(name):
-        left = list(values.get(name, [None]))
-        return lambda: left.pop(0) if len(left) > 1 else left[0]
+    def readings():
+        return GpuState(
+            **{name: left.pop(0) if len(left) > 1 else left[0] for name, left in values.items()}
+        )
 
-    names = ("power_w", "sm_clock_mhz", "temperature_c", "event_reasons", "utilization_pct")
-    return SimpleNamespace(**{name: reader(name) for name in names})
+    return SimpleNamespace(readings=readings)
 
 
 def test_means_are_of_what_was_read_and_kept_apart_while_arms_alternate():
@@ -304,16 +304,14 @@ def test_sample_that_outlives_its_segment_is_dropped():
     reading, ended = threading.Event(), threading.Event()
     sampler = threading.Thread(target=lambda: telemetry.poll())
 
-    def slow_power_w():
+    def readings():
         if threading.current_thread() is not sampler:
-            return 10.0
+            return GpuState(power_w=10.0)
         reading.set()
         ended.wait(180)
-        return 999.0
+        return GpuState(power_w=999.0)
 
-    slow = sensors()
-    slow.power_w = slow_power_w
-    telemetry = Telemetry(slow)
+    telemetry = Telemetry(SimpleNamespace(readings=readings))
     with telemetry.during("first"):
         sampler.start()
         reading.wait(180)
