@@ -5,6 +5,7 @@ A pure function of the run: every number is in the run file, or is the ratio of 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from e2e.report.variants import (
     trains,
 )
 from e2e.results.baselines import STRONG, scaling
+from e2e.results.ledger import cpu_pace
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import Cause, Training
 from microbench import fmt
@@ -42,6 +44,7 @@ NO_VERDICT = "No verdict"
 MOST_NAMED = 4
 MOST_EXPLAINED = 2  # comparisons: of more there are no ledgers in the answer
 MOST_TERMS = 3  # of a ledger in a sentence
+NEAR_PACE = 1.2  # of recorded and timed steps of a CPU: more is said
 SAME_SHARE = 0.005  # memory that differs by less is the same
 WHERE = ("network", "batch", "gpus", "evaluation", "compile", "graph")
 
@@ -79,16 +82,19 @@ def answer(run: Run, view: View) -> list[Line]:
 
 def _within(lines: list[Line], most: int) -> list[Line]:
     """The lines that fit this many rows of a screen: later reasons go first, then later doubts,
-    later findings, and the first reason. All that goes is in a part of --verbose.
+    later findings, and the first reason, for which there is a row more. All that goes is in a part
+    of --verbose.
     """
     reasons, doubts, findings = (
         [line for line in lines if line.label == label and NO_VERDICT not in line.text]
         for label in ("Why", "Doubt", "")
     )
     going = [*reasons[:0:-1], *doubts[:0:-1], *findings[:1:-1], *reasons[:1]]
-    while going and sum(len(wrap(line.text, ROW)) for line in lines) > most:
-        lines = [line for line in lines if line is not going[0]]
-        del going[0]
+    for line in going:
+        room = most + any(line is first for first in reasons[:1])
+        if sum(len(wrap(one.text, ROW)) for one in lines) <= room:
+            break
+        lines = [one for one in lines if one is not line]
     return lines
 
 
@@ -436,6 +442,11 @@ def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
         share, _ = ledger.unexplained(last)
         if share > ledger.MOST_RESIDUAL:
             sentences.append(f"{100 * share:.0f} % of a step is unexplained: trust no term")
+        elif abs(math.log(pace := cpu_pace(last))) > math.log(NEAR_PACE):
+            sentences.append(
+                f"recorded steps took {1 / pace:.2g} times as long as timed ones (other work on "
+                "the CPU): terms are scaled"
+            )
     unjudged = [t for t in view.variants
                 if t.converged is None and t.convergence and not view.is_lost(t)]  # fmt: skip
     for why, variants in grouped((t.convergence or "", t) for t in unjudged).items():

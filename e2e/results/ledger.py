@@ -2,7 +2,8 @@
 
 While the GPU works, a step's time is in the terms of that work, as recorded. What is left of the
 measured step is idle. The profiler makes launching longer, so where the recorded steps idle more
-than that, their idle terms are scaled down to it; what else differs is the residual.
+than that, their idle terms are scaled down to it; what else differs is the residual. Other work on
+a CPU slows all of its step alike: there the terms share it (`cpu_pace`).
 
 Pure functions of trainings.
 """
@@ -35,6 +36,7 @@ from microbench.fmt import as_ms
 
 ORDER = (*OP_TERMS, *STEP_TERMS, *IDLE)  # of the lines
 TOP_LAYERS = 3
+MOST_PACE = 2.0  # between recorded and timed steps on a CPU: beyond it they are not alike
 NO_LAYER = "outside the layers"
 SLOWER = 1.1  # times as long as in the base: less may be noise
 LEAST_SHARE = 0.03  # of a step: a cause that takes less is not named
@@ -51,20 +53,44 @@ def explained(trainings: Sequence[Training]) -> list[Training]:
     Causes are those of low precision, or of all where none has that.
     """
     timed = {t.case for t in trainings if t.step_s}
-    known = {t.case: t for t in trainings if t.traced and t.case in timed}
+    known = {t.case: at_timed_pace(t) for t in trainings if t.traced and t.case in timed}
     low = {case for case in timed if case.recipe not in FULL_PRECISION} or timed
     results: list[Training] = []
     for training in trainings:
         base = slowest(training.case, baselines(training.case, list(known)))
+        seen = known.get(training.case, training)
         if training.case in low:
-            causes = causes_of(training, known[base] if base else None)
+            causes = causes_of(seen, known[base] if base else None)
             training = replace(training, causes=causes)
         if training.case in known and base:
-            training = replace(
-                training, ledger=ledger(known[base], training), ledger_base=base.recipe
-            )
+            training = replace(training, ledger=ledger(known[base], seen), ledger_base=base.recipe)
         results.append(training)
     return results
+
+
+def cpu_pace(training: Training) -> float:
+    """By how much to multiply the recorded times of a CPU's step so that they are the timed one's.
+
+    1 for a GPU's steps, and where their idle time alone may make the difference, as the profiler
+    makes that longer.
+    """
+    traced, step_s = training.traced, training.step_s
+    if traced is None or step_s is None or traced.launches or not traced.busy_ns:
+        return 1.0
+    own_ns = 1e9 * traced.steps * (step_s - training.loader_wait_s)
+    return max(own_ns / traced.window_ns, min(1.0, own_ns / traced.busy_ns))
+
+
+def at_timed_pace(training: Training) -> Training:
+    """The training with recorded times at the CPU speed of its timed steps, if that is near."""
+    pace = cpu_pace(training)
+    if training.traced is None or pace == 1 or not 1 / MOST_PACE <= pace <= MOST_PACE:
+        return training
+    parts, costs = (
+        tuple(replace(one, ns=round(pace * one.ns)) for one in of)
+        for of in (training.traced.parts, training.traced.costs)
+    )
+    return replace(training, traced=replace(training.traced, parts=parts, costs=costs))
 
 
 def terms_ms(training: Training) -> dict[str, float]:

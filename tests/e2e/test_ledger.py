@@ -108,6 +108,31 @@ def test_idle_time_is_what_is_left_between_kernels_if_captured_and_the_loader_s_
     assert {line.source for line in lines} == {"measured", "traced"}
 
 
+@pytest.mark.parametrize(
+    ("slowed", "launches", "rest_pct"),
+    [(0.6, 0, 0), (1.0, 0, 0), (1.9, 0, 0), (1.9, 80, -90), (3.0, 0, -200), (0.4, 0, 60)],
+)
+def test_other_work_on_a_cpu_slows_all_of_its_recorded_step_unless_too_much(
+    slowed: float, launches: int, rest_pct: int
+) -> None:
+    """Beyond twice, and on a GPU, what differs is not explained."""
+
+    def of(recipe: str, step_ms: float, conv_ms: float, pace: float = 1.0) -> Training:
+        parts = (TracedPart(CONVOLUTIONS, round(pace * conv_ms * MS), "body", "float32"),
+                 TracedPart(LAYOUT, round(pace * (step_ms - conv_ms) * MS)))  # fmt: skip
+        cost = TracedCost("layout changes", parts[1].ns, "", "channels_last", "layout")
+        return variant(recipe, 256e3 / step_ms, traced=TracedStep(1, launches, parts, (cost,)))
+
+    _, amp = explained([of("fp32", 200, 150), of("amp", 100, 70, slowed)])
+    assert change(amp.ledger, RESIDUAL) == pytest.approx(rest_pct, abs=0.01)
+    if not rest_pct:
+        assert change(amp.ledger, CONVOLUTIONS) == pytest.approx(70 - 150)
+        assert change(amp.ledger, LAYOUT) == pytest.approx(30 - 50)
+        assert "(30 %)" in amp.causes[0].why
+    assert amp.traced
+    assert amp.traced.window_ns == pytest.approx(slowed * 100 * MS), "as it was recorded"
+
+
 # ---------------------------------------------------------------- causes
 
 
