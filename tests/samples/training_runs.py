@@ -381,9 +381,9 @@ def predicted_run() -> Run:
 # As older versions wrote them: fixes by gain, findings, and what could not be predicted.
 CAUSES = (
     Cause("CUDA graph", "predicted 1,839 instead of 1,185 img/s: 8.70 instead of 13.5 ms, by 4.61 "
-          "ms less in waiting for launches", "--graph", 55.17, {"graph": True}),
+          "ms less in waiting for launches", "--graph", 55.17),
     Cause("larger batch", "predicted 1,475 instead of 1,185 img/s: 10.8 instead of 13.5 ms for 16, "
-          "by 2.60 ms less in waiting for launches", "--batch 32", 24.43, {"batch": 32}),
+          "by 2.60 ms less in waiting for launches", "--batch 32", 24.43),
     Cause("pad channels to a multiple of 8", "predicted 1,228 instead of 1,185 img/s: 13.0 instead "
           "of 13.5 ms", "pad channels to a multiple of 8", 3.65),
     Cause("the host launches too slowly", "no kernel runs in 4.60 of 13.5 ms (34 %): the host "
@@ -393,7 +393,7 @@ CAUSES = (
           "call them under autocast, with no .float() or autocast(enabled=False) before them"),
     Cause("TF32 is already on in the baseline", "products take 6.60 ms in tf32, on Tensor Cores "
           "already, and 4.10 in amp: against fp32 the gain would be larger"),
-    Cause("torch.compile", "it cannot be traced", "--compile", None, {"compile": True}),
+    Cause("torch.compile", "it cannot be traced", "--compile"),
 )  # fmt: skip
 MEASURED_PCT = (48.95, 26.1, None, None, None, None, 31.0)
 
