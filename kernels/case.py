@@ -1,8 +1,8 @@
-"""What a measurement is about: a `Case`, the `Target` it runs on, and a case ready to launch."""
+"""What a measurement is about: a `Case`, the `Target` it runs on, and one way to launch it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -104,29 +104,6 @@ class Candidate:
     tiles: int | None = None
     launched: bool = False
     queued: int = 1
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A case ready to launch: memory allocated, inputs filled.
-
-    `candidates` holds at least one; with several, the measuring core times them and keeps the
-    fastest. `rel_error(candidate)` fills the output with a poison, launches once and returns the
-    relative error against a float64 reference of the inputs as stored: infinite where an element
-    was not written, ValueError where the launch returned a tensor of another shape or dtype.
-    `renew()` queues new contents of an input, in place: what a launch left before is wrong then.
-    `rel_error_again(candidate, sample)` is the error of what one timed sample leaves in an output
-    that was not prepared; `sample(launch)` takes it. LeftBehind where the result is right, but was
-    not yet when its time ended.
-    `total_error()` compares the last output with a reference of the inputs before they were rounded
-    to their storage.
-    """
-
-    candidates: Sequence[Candidate]
-    rel_error: Callable[[Candidate], float]
-    renew: Callable[[], None]
-    rel_error_again: Callable[[Candidate, Callable[[Callable[[], object]], object]], float]
-    total_error: Callable[[], float]
 
 
 class CannotRun(Exception):

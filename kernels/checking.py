@@ -8,12 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from kernels.case import Candidate
+from kernels.case import Candidate, Case, LeftBehind
 from kernels.conv import OUTPUT
 from kernels.conv.operands import ConvOperands
 from kernels.conv.shape import ConvShape
@@ -27,6 +28,62 @@ CHUNK_ELEMENTS = 1 << 26  # of a tensor that are held in float64 at once
 RENEWED_BYTES = 1 << 20  # of an input between two samples: a copy of microseconds
 FEW = 64  # elements, which roll to few different inputs
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+
+
+class Prepared:
+    """A case ready to launch: memory allocated, inputs filled.
+
+    `candidates` holds at least one; with several, the measuring core times them and keeps the
+    fastest.
+    """
+
+    def __init__(self, case: Case, operands: Any, candidates: Sequence[Candidate]) -> None:
+        self.candidates = candidates
+        self._case, self._operands, self._launched = case, operands, operands
+
+    def rel_error(self, candidate: Candidate) -> float:
+        """Fill the output with a poison and launch once: the relative error against a float64
+        reference of the inputs as stored, infinite where an element was not written. ValueError
+        where the launch returned a tensor of another shape or dtype.
+        """
+        self._launched = launch_poisoned(self._operands, candidate)
+        return relative_error(self._launched)
+
+    def total_error(self) -> float:
+        """Of the last output, of inputs before they were rounded to their storage."""
+        return total_error(self._launched)
+
+    @cached_property
+    def _renewal(self) -> Callable[[], None]:
+        return renewal(getattr(self._operands, "renewed", self._operands.inputs))
+
+    def renew(self) -> None:
+        """Queue new contents of an input, in place: what a launch left before is wrong then."""
+        self._renewal()
+
+    def rel_error_again(
+        self, candidate: Candidate, sample: Callable[[Callable[[], object]], object]
+    ) -> float:
+        """The error of what one timed sample leaves in an output that was not prepared;
+        `sample(launch)` takes it. LeftBehind where the result is right, but was not yet when its
+        time ended.
+        """
+        if self._case.data == "zeros":  # other zeros are not new
+            return self.rel_error(candidate)
+        outputs, kept = self._operands.outputs, list[Any]()
+
+        def launch() -> None:
+            found = results(candidate.call(), outputs)
+            kept[:] = found, ends(found)  # in the order of the stream
+
+        ends(outputs)  # loads its kernel, which no gate can hold
+        sample(launch)
+        found, ends_then = kept
+        error = relative_error(self._operands.holding(*found))
+        both = zip(ends(found), ends_then, strict=True)
+        if error <= self._case.tolerance and not all(now.equal(then) for now, then in both):
+            raise LeftBehind
+        return error
 
 
 def poison(output: torch.Tensor) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels.attention import Attention
-from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
+from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.conv import Conv
 from kernels.gemm import Gemm
 from kernels.linear import Linear
@@ -17,6 +16,9 @@ from kernels.precision import PRECISIONS
 from kernels.problem import Problem
 from kernels.tune import NONE
 from kernels.user import UserBackend
+
+if TYPE_CHECKING:
+    from kernels.checking import Prepared
 
 OWN = ":"  # in the name of a back end that the user brings
 TUNED = "triton"  # the back end of our kernels, whose configurations are tuned
@@ -234,45 +236,9 @@ class Session:
         torch.OutOfMemoryError; ValueError for a user's back end that is none, ImportError for one
         whose packages are missing.
         """
-        operands = launched = self.pool.get(case)
-        entry = OPS[case.op].entry(case.backend)
+        operands, entry = self.pool.get(case), OPS[case.op].entry(case.backend)
         found = entry.candidates(case, operands, self.target, search=search)
-
-        def rel_error(candidate: Candidate) -> float:
-            nonlocal launched
-            launched = self.checking.launch_poisoned(operands, candidate)
-            return self.checking.relative_error(launched)
-
-        renewed = getattr(operands, "renewed", operands.inputs)
-        renewal = cache(lambda: self.checking.renewal(renewed))
-
-        def renew() -> None:
-            renewal()()
-
-        def rel_error_again(
-            candidate: Candidate, sample: Callable[[Callable[[], object]], object]
-        ) -> float:
-            if case.data == "zeros":  # other zeros are not new
-                return rel_error(candidate)
-            kept: list[Any] = []
-
-            def launch() -> None:
-                results = self.checking.results(candidate.call(), operands.outputs)
-                kept[:] = results, self.checking.ends(results)  # in the order of the stream
-
-            self.checking.ends(operands.outputs)  # loads its kernel, which no gate can hold
-            sample(launch)
-            results, ends_then = kept
-            error = self.checking.relative_error(operands.holding(*results))
-            ends = zip(self.checking.ends(results), ends_then, strict=True)
-            if error <= case.tolerance and not all(now.equal(then) for now, then in ends):
-                raise LeftBehind
-            return error
-
-        def total_error() -> float:
-            return self.checking.total_error(launched)
-
-        return Prepared(found, rel_error, renew, rel_error_again, total_error)
+        return self.checking.Prepared(case, operands, found)
 
     def close(self) -> None:
         self.pool.clear()

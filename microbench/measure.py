@@ -15,9 +15,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from kernels import OPS
-from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
+from kernels.case import Candidate, CannotRun, Case, LeftBehind, Target
 from kernels.conv import Conv
 from kernels.gpus import find_card
 from kernels.messages import first_line
@@ -42,6 +43,9 @@ from microbench.timing.interleave import HEAVY, INTERIM_LOOKS, Variant, VariantF
 from microbench.timing.stats import median, median_interval
 from microbench.timing.timers import Launch, Renewed, Timer
 from microbench.tuning import Tuner
+
+if TYPE_CHECKING:
+    from kernels.checking import Prepared
 
 PROBE_LAUNCHES = 3
 PROBE_S = 0.05  # a shorter launch may be overhead, which does not grow with the work

@@ -14,16 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels import OPS, tune
-from kernels.case import Candidate, CannotRun, Case, Prepared, Target
+from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.files import warn_not_kept
 from kernels.op import TUNED
 from kernels.tune import QUICK, Choice
 from microbench import precompile
 from microbench.timing.stats import median
 from microbench.timing.timers import Timer
+
+if TYPE_CHECKING:
+    from kernels.checking import Prepared
 
 CHOICE_SAMPLES = 5  # of a candidate, in each round
 MOST_SAMPLES = 24  # of a short launch: what one gate holds

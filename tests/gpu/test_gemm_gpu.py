@@ -15,8 +15,8 @@ from samples.measuring import measured, measurer_of, ready_or_why
 from samples.waiting import while_busy
 
 from kernels import OPS
-from kernels.case import Candidate, Case, Prepared
-from kernels.checking import launch_poisoned, poison, relative_error
+from kernels.case import Candidate, Case
+from kernels.checking import Prepared, launch_poisoned, poison, relative_error
 from kernels.data import OperandPool
 from kernels.gemm import ALL_LAYOUTS, LAYOUTS, OF_BATCHES, Gemm, cublaslt_api, cupy_blas
 from kernels.gemm.triton import backend as triton

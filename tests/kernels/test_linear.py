@@ -19,8 +19,9 @@ from kernels import OPS
 from kernels.attention import LAYOUTS as MASKS
 from kernels.attention import PASSES as WAYS
 from kernels.attention import Attention, operands, torch_attention
-from kernels.case import Candidate, CannotRun, Case, Prepared, Target
+from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.ceilings import peak_kernels
+from kernels.checking import Prepared
 from kernels.linear import LAYOUTS, PASSES, PRODUCTS, Linear
 from kernels.linear.operands import BLOCK, BLOCK_SCALED, matrix, mxfp8, quantised, swizzled
 from kernels.op import Session

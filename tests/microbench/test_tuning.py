@@ -27,7 +27,8 @@ from typing import NoReturn
 from samples.commands import is_gone, wait_for
 
 from kernels import tune
-from kernels.case import Candidate, Case, Prepared, Target
+from kernels.case import Candidate, Case, Target
+from kernels.checking import Prepared
 from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import backend as conv_backend
@@ -126,10 +127,11 @@ def candidate(label: str, *, works: bool = True) -> Candidate:
 
 
 def prepared(candidates: Sequence[Candidate], wrong: Sequence[str] = ()) -> Prepared:
-    def error(candidate: Candidate) -> float:
-        return 1.0 if candidate.label in wrong else 0.0
+    class Planned(Prepared):
+        def rel_error(self, candidate: Candidate) -> float:
+            return 1.0 if candidate.label in wrong else 0.0
 
-    return Prepared(candidates, error, lambda: None, lambda one, _: error(one), lambda: 0.0)
+    return Planned(CASE, None, candidates)
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from kernels.case import CannotRun, Case, Prepared, Target
+from kernels.case import CannotRun, Case, Target
+from kernels.checking import Prepared
 from kernels.gemm import Gemm
 from kernels.op import OPS, Session
 from kernels.tune import NONE
