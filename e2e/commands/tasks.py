@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from e2e.data.datasets import Options, open_data
-from e2e.data.types import ALL, Data
+from e2e.data.datasets import open_data
+from e2e.data.types import ALL, Data, Options
 from e2e.networks import find
 from e2e.networks.losses import DefaultLoss
 from e2e.networks.network import Network

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -156,45 +156,54 @@ class Loader:
         return ()
 
 
-class Data(Protocol):
-    """A data set, or its substitute. It is opened once and shared by all variants."""
+@dataclass(frozen=True)
+class Options:
+    """What the network takes, and how data is opened.
 
-    @property
-    def name(self) -> str:
-        """The name of the data in a case: "synthetic", "generated", "cifar10", "folder", "made"."""
-        ...
+    `sample` is the shape of a sample. `classes` is for synthetic data only; other data has its own.
+    `tokens` is the vocabulary of a network of tokens.
+    `workers` processes decode held-out images (0: none). `loader` is a name of e2e.data.loaders (""
+    for the usual one of the data). `device`: check now that the loader runs for it; None: it is
+    checked when it is opened. `share` is this rank's of the training samples, as in `LoadSpec`.
+    """
 
-    @property
-    def sample(self) -> tuple[int, ...]:
-        """The shape of one sample, without the batch."""
-        ...
+    sample: tuple[int, ...]
+    classes: int | None = None
+    tokens: int | None = None
+    workers: int = 0
+    loader: str = ""
+    device: torch.device | None = None
+    share: Share = ALL
 
-    @property
-    def classes(self) -> int:
-        """How many classes the targets are of; for tokens, the vocabulary."""
-        ...
 
-    @property
-    def train_samples(self) -> int | None:
-        """How many samples an epoch has; None for endless data."""
-        ...
+class Data:
+    """A data set, or its substitute. It is opened once and shared by all variants.
 
-    @property
-    def held_out_samples(self) -> int | None:
-        """How many samples `held_out` has if none is broken; None where accuracy means nothing."""
-        ...
+    `name` is that of the data in a case ("synthetic", "cifar10", "folder"), `sample` the shape of
+    one sample. Targets are of so many `classes`; for tokens it is the vocabulary. An epoch has
+    `train_samples`, None for endless data; `held_out` has `held_out_samples` if none is broken,
+    None where accuracy means nothing.
+    """
+
+    train_samples: int | None = None
+    held_out_samples: int | None = None
+
+    def __init__(self, name: str, options: Options, classes: int) -> None:
+        self.name, self.options = name, options
+        self.sample, self.classes = options.sample, classes
+        self._notes: dict[str, None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the data so far for the user, a line each."""
-        ...
+        return tuple(self._notes)
 
     def load(self, spec: LoadSpec) -> Loader:
         """Batches in an order that the seed decides. May take time; allocates on the device.
 
         UserError for a loader that does not fit.
         """
-        ...
+        raise NotImplementedError
 
     def held_out(
         self, batch: int, device: torch.device, count: int = 0
@@ -205,4 +214,4 @@ class Data(Protocol):
         With a `count` only that many of them, drawn once: always the same ones.
         UserError for a broken file of strict data, or when no sample can be decoded.
         """
-        ...
+        yield from ()

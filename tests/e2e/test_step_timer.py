@@ -17,6 +17,7 @@ from samples.train_cases import case_of, quietly
 
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import Synthetic
+from e2e.data.types import Options
 from e2e.networks import find
 from e2e.results.types import Training
 from e2e.training.host_speed import SpeedByTurn
@@ -253,7 +254,7 @@ def timed(
     infinite.
     """
     info, network = describe("cpu"), find(name)
-    data = Synthetic(network.input, network.classes or 0, network.tokens)
+    data = Synthetic(Options(network.input, network.classes, network.tokens))
     with open_telemetry(info, 0.05) as telemetry:
         variants = Variants(Task(network, data, seed=1), info.target(), telemetry)
         with closing(variants):

@@ -147,7 +147,7 @@ def timer_of(network: str, data: Data | None = None) -> Iterator[Variants]:
     """Variants on the GPU, on synthetic data when none is given; all arms are let go after."""
     info = describe("cuda")
     found = find(network)
-    feed = data or Synthetic(found.input, found.classes or 0, found.tokens)
+    feed = data or Synthetic(Options(found.input, found.classes, found.tokens))
     task = Task(found, feed, seed=1)
     with open_telemetry(info, 0.05) as telemetry:
         timer = Variants(task, info.target(), telemetry)

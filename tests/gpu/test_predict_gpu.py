@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from e2e.aten import WARM, Pool, flops, kind_of, materialise, reserve, why_not
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import Synthetic
+from e2e.data.types import Options
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.predictor import Predictor, key_of, record_step, trace
@@ -121,7 +122,7 @@ def test_time_and_memory_are_near_those_of_a_training(
     network = find(name)
     case = case_of(network, batch, recipe="amp", layout="nhwc")
     prediction = predicted(network, case, target, store)
-    task = Task(network, Synthetic(network.input, CLASSES), 1)
+    task = Task(network, Synthetic(Options(network.input, CLASSES)), 1)
     arms = Variants(task, target, Telemetry(None))
     (training,) = arms.set_up([case], quietly)
     (held,) = arms.held.values()

@@ -16,7 +16,7 @@ from torch import nn
 
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import Synthetic
-from e2e.data.types import LoadSpec
+from e2e.data.types import LoadSpec, Options
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES
@@ -59,7 +59,8 @@ def trained(
     """Weights and held-out results after STEPS steps; a local step, and what equalising undoes."""
     case = replace(CASE, **{**changes, "batch": batch})
     trainer = Trainer(NETWORK, case, RECIPES[case.recipe], device, seed=1)
-    data = Synthetic((FEATURES,), CLASSES, share=(ranks.rank, ranks.world) if ranks else (0, 1))
+    share = (ranks.rank, ranks.world) if ranks else (0, 1)
+    data = Synthetic(Options((FEATURES,), CLASSES, share=share))
     feed = data.load(LoadSpec(batch, device, 7))
     if ranks:
         trainer.join(ranks)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.case import is_own
-from e2e.data.datasets.images import Folder, InMemory, Options
-from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
+from e2e.data.datasets.images import Folder, InMemory
+from e2e.data.datasets.synthetic import Synthetic
 from e2e.data.datasets.tokens import GeneratedTokens
 from e2e.data.loaders import check_name
 from e2e.data.sources import cifar10, generated
-from e2e.data.types import Data
+from e2e.data.types import Data, Options
 from e2e.networks.table import written
 from kernels.messages import suggest
 from microbench.errors import UserError
@@ -72,15 +72,14 @@ def open_data(spec: str, options: Options) -> Data:
 
 
 def _synthetic(options: Options, folder: Path) -> Data:
-    classes = options.tokens or options.classes or USUAL_CLASSES
     if options.loader:
         check_name(options.loader)
-    return Synthetic(options.sample, classes, options.tokens, options.share)
+    return Synthetic(options)
 
 
 def _generated(options: Options, folder: Path) -> Data:
     if options.tokens is not None:
-        return GeneratedTokens(options.sample, options.tokens, options.loader, options.share)
+        return GeneratedTokens(options)
     return InMemory("generated", *generated.images(), generated.NORMAL, generated.CLASSES, options)
 
 

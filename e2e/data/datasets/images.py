@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from e2e.data.types import (
     Loader,
     LoadSpec,
     Normal,
-    Share,
+    Options,
     Source,
     shared,
     some_of,
@@ -34,64 +34,40 @@ from microbench.errors import UserError
 NAMED = 100  # broken images that the note names: of a broken archive not all
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the network takes, and how data is opened.
-
-    `sample` is the shape of a sample. `classes` is for synthetic data only; other data has its own.
-    `tokens` is the vocabulary of a network of tokens.
-    `workers` processes decode held-out images (0: none). `loader` is a name of e2e.data.loaders (""
-    for the usual one of the data). `device`: check now that the loader runs for it; None: it is
-    checked when it is opened. `share` is this rank's of the training samples, as in `LoadSpec`.
-    """
-
-    sample: tuple[int, ...]
-    classes: int | None = None
-    tokens: int | None = None
-    workers: int = 0
-    loader: str = ""
-    device: torch.device | None = None
-    share: Share = ALL
-
-
-class Images:
+class Images(Synthetic):
     """The base of data sets of images from a source.
 
     UserError, at once, for a loader that does not exist, cannot run here, does not take the source,
     or does not train.
     """
 
-    def __init__(self, source: Source, classes: int, normal: Normal, options: Options) -> None:
-        self.source, self.sample, self.classes = source, options.sample, classes
-        self._normal, self._options = normal, options
-        self._noise = Synthetic(options.sample, classes, share=options.share)
+    def __init__(
+        self, name: str, source: Source, classes: int, normal: Normal, options: Options
+    ) -> None:
+        super().__init__(options, name, classes)
+        self.source, self._normal = source, normal
         usual = "resident" if isinstance(source, Arrays) else "torchvision"
-        self._usual = name = options.loader or usual
-        self._notes: dict[str, None] = {}
-        if name not in FIXED and not backend_of(name, source, options.device).trains:
+        self._usual = loader = options.loader or usual
+        if loader not in FIXED and not backend_of(loader, source, options.device).trains:
             raise UserError(
-                f"--loader {name} only reads files and cannot train; choose another loader"
+                f"--loader {loader} only reads files and cannot train; choose another loader"
             )
-        self._note_crowd(name, options.workers)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks on the workers so far."""
-        return tuple(self._notes)
+        self._note_crowd(loader, options.workers)
 
     def load(self, spec: LoadSpec) -> Loader:
         """As `Data.load`: shuffled epochs. UserError for a loader that does not fit."""
         spec = replace(spec, loader=spec.loader or self._usual)
         if spec.loader in FIXED:
-            return self._noise.load(spec)
-        if self._options.share != ALL and LOADERS[spec.loader].reads_itself:
+            return super().load(spec)
+        share = self.options.share
+        if share != ALL and LOADERS[spec.loader].reads_itself:
             raise UserError(
                 f"--loader {spec.loader} has an order of its own, which GPUs cannot share"
             )
         self._note_crowd(spec.loader, spec.workers)
         height, width = self.sample[1:]
         spec = replace(
-            spec, size=(height, width), normal=self._normal, share=self._options.share,
+            spec, size=(height, width), normal=self._normal, share=share,
             on_broken=self.on_broken,
         )  # fmt: skip
         return open_loader(self.source, spec)
@@ -112,23 +88,13 @@ class InMemory(Images):
         self, name: str, train: Arrays, kept: Arrays, normal: Normal, classes: int,
         options: Options | None = None,
     ) -> None:  # fmt: skip
-        self.name = name
         self.train, self.kept = train, kept
+        self.train_samples, self.held_out_samples = len(train.images), len(kept.images)
         self._kept_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
         # An object of its own: copies on a device live as long as it, not as long as `train`.
         source = Arrays(train.images, train.classes)
         options = options or Options(tuple(train.images.shape[1:]))
-        super().__init__(source, classes, normal, options)
-
-    @property
-    def train_samples(self) -> int:
-        """How many images an epoch has."""
-        return len(self.train.images)
-
-    @property
-    def held_out_samples(self) -> int:
-        """How many images are held out."""
-        return len(self.kept.images)
+        super().__init__(name, source, classes, normal, options)
 
     def held_out(
         self, batch: int, device: torch.device, count: int = 0
@@ -141,7 +107,7 @@ class InMemory(Images):
         if 0 < count < len(kept[0]):
             some = torch.tensor(some_of(len(kept[0]), count), device=device)
             kept = (kept[0][some], kept[1][some])
-        parts = (shared(torch.split(part, batch), self._options.share) for part in kept)
+        parts = (shared(torch.split(part, batch), self.options.share) for part in kept)
         for some, target in zip(*parts, strict=True):
             yield (some * scale).add_(shift), target
 
@@ -150,21 +116,11 @@ class Folder(Images):
     """Data from a folder. Broken images are left out; `notes` counts and names them."""
 
     def __init__(self, name: str, root: Path, options: Options) -> None:
-        self.name = name
-        self._listing = list_images(root)
+        self._listing = listing = list_images(root)
         self._broken: dict[str, str] = {}
-        source, classes = Files(self._listing.train, root), len(self._listing.classes)
-        super().__init__(source, classes, IMAGENET, options)
-
-    @property
-    def train_samples(self) -> int:
-        """How many images an epoch draws."""
-        return len(self._listing.train)
-
-    @property
-    def held_out_samples(self) -> int:
-        """How many images are held out."""
-        return len(self._listing.held_out)
+        self.train_samples, self.held_out_samples = len(listing.train), len(listing.held_out)
+        source = Files(listing.train, root)
+        super().__init__(name, source, len(listing.classes), IMAGENET, options)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -189,9 +145,8 @@ class Folder(Images):
 
         place, seen, some = Placer(device, IMAGENET), 0, None
         size = (self.sample[1], self.sample[2])
-        spec = LoadSpec(
-            batch, device, 0, workers=self._options.workers, size=size, share=self._options.share
-        )
+        workers, share = self.options.workers, self.options.share
+        spec = LoadSpec(batch, device, 0, workers=workers, size=size, share=share)
         kept = self._listing.held_out
         kept = [kept[i] for i in some_of(len(kept), count)]
         for some in once(kept, spec):

@@ -15,12 +15,11 @@ from torch.utils.data import (
 )
 
 from e2e.case import OWN, USUAL_LOADER
-from e2e.data.datasets.images import Options
 from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
 from e2e.data.loaders import FIXED, check_name
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.workers import Shuffled, Workers
-from e2e.data.types import ALL, IMAGENET, Loader, LoadSpec, laid_out, shared, some_of
+from e2e.data.types import ALL, IMAGENET, Loader, LoadSpec, Options, laid_out, shared, some_of
 from e2e.networks.table import written
 from kernels.messages import one_line, suggest
 from microbench.errors import UserError
@@ -42,7 +41,7 @@ class ItemSource:
     count: int | None
 
 
-class Own:
+class Own(Synthetic):
     """What a user's function returns: a Dataset or a DataLoader, or two, the second held out.
 
     A batch is (inputs, targets); for a network of tokens also tokens alone. Of a DataLoader its
@@ -50,10 +49,8 @@ class Own:
     UserError, in one line, for anything that the network cannot be trained on.
     """
 
-    notes: tuple[str, ...] = ()
-
     def __init__(self, name: str, options: Options) -> None:
-        self.name, self.sample, self._options = name, options.sample, options
+        super().__init__(options, name)
         self._check_loader(options.loader)
         try:
             function = find_attribute(name)
@@ -73,24 +70,22 @@ class Own:
         self._train, self._kept = parts[0], parts[1] if len(parts) == 2 else None
         if options.share != ALL and self._train.count is None:
             raise UserError(f"--data {name} has an order of its own, which GPUs cannot share")
-        self.classes = options.tokens or options.classes or USUAL_CLASSES
         self.train_samples = self._train.count if self._kept else None
         self.held_out_samples = self._kept.count if self._kept else None
         if self._kept and not options.tokens:  # the network gets as many outputs then
             self.classes = len(getattr(self._train.dataset, "classes", range(self.classes)))
-        self._noise = Synthetic(options.sample, self.classes, options.tokens, options.share)
-        self.checked(self._batch(self._train, [0]))
+        self.checked(self._items(self._train, [0]))
 
     def load(self, spec: LoadSpec) -> Loader:
         """As `Data.load`: a Dataset in shuffled epochs, an IterableDataset over and over."""
         self._check_loader(spec.loader)
         if spec.loader in FIXED:
-            return self._noise.load(spec)
+            return super().load(spec)
         if spec.cold:
             raise UserError(f"--data {self.name}: it is not known which files could be read cold")
         order: dict[str, Any] = dict(batch_size=spec.batch, drop_last=True)
         if (count := self._train.count) is not None:
-            draws = Shuffled(count, spec.batch, spec.seed, self._options.share)
+            draws = Shuffled(count, spec.batch, spec.seed, self.options.share)
             order = dict(batch_sampler=([index for index, _ in some] for some in draws))
         return OwnLoader(self, self._train, spec, order)
 
@@ -100,13 +95,13 @@ class Own:
             return
         numbers = some_of(self._kept.count, count)
         batches = [numbers[at : at + batch] for at in range(0, len(numbers), batch)]
-        for some in shared(batches, self._options.share):
-            inputs, targets = self.checked(self._batch(self._kept, some))
+        for some in shared(batches, self.options.share):
+            inputs, targets = self.checked(self._items(self._kept, some))
             yield inputs.to(device), targets.to(device)
 
     def checked(self, batch: object) -> Pair:
         """(inputs, targets) of a batch. UserError for what the network cannot take."""
-        tokens, where = self._options.tokens, f"--data {self.name}"
+        tokens, where = self.options.tokens, f"--data {self.name}"
         if tokens and isinstance(batch, Tensor):
             batch = (batch, batch)
         several = isinstance(batch, tuple | list)
@@ -161,7 +156,7 @@ class Own:
             raise UserError(f"--data {name}: {name}() returned data without an item")
         return ItemSource(dataset, collate, on_start, count)
 
-    def _batch(self, part: ItemSource, numbers: Sequence[int]) -> object:
+    def _items(self, part: ItemSource, numbers: Sequence[int]) -> object:
         """A batch of these items; of an IterableDataset, of its first one."""
 
         def make() -> object:

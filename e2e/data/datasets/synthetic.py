@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from e2e.data.loaders.device_copy import FixedBatch, PinnedBatch
-from e2e.data.types import ALL, Loader, LoadSpec, Share
+from e2e.data.types import Data, Loader, LoadSpec, Options
 
 USUAL_CLASSES = 1000  # where neither network nor user says how many
 SAMPLES_APART, MAX_SEED = 1 << 24, 1 << 63  # seeds of two batches are so many samples apart
 
 
-@dataclass(frozen=True)
-class Synthetic:
-    """Images of normal noise with random classes, or random tokens: a batch to memorise."""
+class Synthetic(Data):
+    """Images of normal noise with random classes, or random tokens: a batch to memorise.
 
-    sample: tuple[int, ...]
-    classes: int
-    tokens: int | None = None
-    share: Share = ALL
+    The base of all data: any network can be fed by noise of its samples.
+    """
 
-    name = "synthetic"
-    train_samples: int | None = None
-    held_out_samples: int | None = None
-    notes: tuple[str, ...] = ()
+    def __init__(
+        self, options: Options, name: str = "synthetic", classes: int | None = None
+    ) -> None:
+        usual = options.tokens or options.classes or USUAL_CLASSES
+        super().__init__(name, options, usual if classes is None else classes)
 
     def load(self, spec: LoadSpec) -> Loader:
         """The same batch for ever, by the seed: float32 [batch, 3, H, W] or int64 [batch, T].
@@ -41,12 +36,6 @@ class Synthetic:
             return PinnedBatch(*made, spec.device)
         return FixedBatch(*self._batch(spec.batch, spec.seed, spec.device))
 
-    def held_out(
-        self, batch: int, device: torch.device, count: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Nothing: a network cannot learn from noise."""
-        yield from ()
-
     def _batch(
         self, batch: int, seed: int, device: torch.device, *, coded: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -54,17 +43,17 @@ class Synthetic:
 
         Each sample has a seed of its own: a rank makes no more than it keeps.
         """
-        rank, ranks = self.share
+        tokens, (rank, ranks) = self.options.tokens, self.options.share
         generator = torch.Generator(device)
-        kind = torch.uint8 if coded else torch.float32 if self.tokens is None else torch.int64
+        kind = torch.uint8 if coded else torch.float32 if tokens is None else torch.int64
         inputs = torch.empty((batch, *self.sample), dtype=kind, device=device)
         for i, number in enumerate(range(rank, batch * ranks, ranks)):
             generator.manual_seed((seed * SAMPLES_APART + number + 1) % MAX_SEED)
             if kind.is_floating_point:
                 inputs[i].normal_(generator=generator)
             else:
-                inputs[i].random_(0, self.tokens or 256, generator=generator)
-        if self.tokens is not None:
+                inputs[i].random_(0, tokens or 256, generator=generator)
+        if tokens is not None:
             return inputs, inputs
         generator.manual_seed(seed)
         targets = torch.randint(self.classes, (batch * ranks,), generator=generator, device=device)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.data.loaders import FIXED
-from e2e.data.types import ALL, Loader, LoadSpec, Share, shared, some_of
+from e2e.data.types import ALL, Loader, LoadSpec, Options, Share, shared, some_of
 from microbench.errors import UserError
 
 SEED = 20_261_125  # of the data set, independent of a run's seed
@@ -75,40 +75,33 @@ def _parts(length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
     )
 
 
-class GeneratedTokens:
+class GeneratedTokens(Synthetic):
     """Generated text of a vocabulary as a `Data`: `sample` is (T,), the tokens of a row.
 
     UserError for a loader, which text does not need, other than those of one fixed batch.
     """
 
-    name = "generated"
-
-    def __init__(
-        self, sample: tuple[int, ...], vocabulary: int, loader: str = "", share: Share = ALL
-    ) -> None:  # fmt: skip
-        self.sample, self.classes = sample, vocabulary
-        self._share = share
-        self._noise = Synthetic(sample, vocabulary, vocabulary, share)
-        self._check(loader)
-        self._train, self._kept = _parts(sample[0], vocabulary)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options, "generated")
+        self._check(options.loader)
+        self._train, self._kept = _parts(self.sample[0], self.classes)
         self.train_samples, self.held_out_samples = len(self._train), len(self._kept)
-        self.notes = (
-            f"generated text: the best possible held-out loss is {entropy(vocabulary):.3f}",
-        )
+        least = entropy(self.classes)
+        self._notes[f"generated text: the best possible held-out loss is {least:.3f}"] = None
 
     def load(self, spec: LoadSpec) -> Loader:
         """As `Data.load`: int64 [batch, T] that stay on the device, in shuffled epochs."""
         self._check(spec.loader)
         if spec.loader in FIXED:
-            return self._noise.load(spec)
-        return TokenRows(self._train.to(spec.device), spec.batch, spec.seed, self._share)
+            return super().load(spec)
+        return TokenRows(self._train.to(spec.device), spec.batch, spec.seed, self.options.share)
 
     def held_out(
         self, batch: int, device: torch.device, count: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """As `Data.held_out`: the inputs are the targets too."""
         batches = torch.split(self._kept[some_of(len(self._kept), count)], batch)
-        for some in shared(batches, self._share):
+        for some in shared(batches, self.options.share):
             tokens = some.to(device)
             yield tokens, tokens
 
