@@ -16,20 +16,28 @@ from kernels.case import Case
 from kernels.op import OWN, TUNED
 from microbench import fmt
 from microbench.device import host
-from microbench.results.types import Ceiling, Ratio, Result, Run, Warning
+from microbench.results.types import Ratio, Result, Run, Warning
 
 
 def asked_for(run: Run) -> list[str]:
-    """The precisions that the user asked about: all but baselines; if none, all but fp32."""
+    """The precisions that the user asked about: all but baselines; if none, all but fp32; or all.
+
+    One of them can be a baseline too.
+    """
     names = list(dict.fromkeys(r.case.precision_name for r in run.results))
     others = [name for name in names if name not in baselines_of(run)]
-    return others or [name for name in names if name != "fp32"]
+    return others or [name for name in names if name != "fp32"] or names
 
 
 def baselines_of(run: Run) -> Sequence[str]:
     """The precisions that those of the run are held against: of all ops that it has."""
     ops = {result.case.op: None for result in run.results} or {"gemm": None}
     return list(dict.fromkeys(name for op in ops for name in OPS[op].baselines))
+
+
+def compared_with(run: Run) -> list[str]:
+    """The baselines that something in the run was compared with, TF32 first."""
+    return [b for b in reversed(baselines_of(run)) if any(b in r.speedup for r in run.results)]
 
 
 # ---------------------------------------------------------------- break-even
@@ -200,11 +208,6 @@ class Summary:
         return f"{better} ({', '.join(some)})" if some else better
 
 
-def is_rival(result: Result) -> bool:
-    """Whether the result is of a kernel of ours or of the user's."""
-    return result.case.backend == TUNED or OWN in result.case.backend
-
-
 def summaries(run: Run, which: Callable[[Result], str] = lambda _: "") -> list[Summary]:
     """Every back end of ours or of the user's against the better library, in the run's order.
 
@@ -212,9 +215,10 @@ def summaries(run: Run, which: Callable[[Result], str] = lambda _: "") -> list[S
     """
     by_key: dict[tuple[str, str, str], list[BesideLibrary]] = {}
     for result in run.results:
-        row = beside_library(result) if is_rival(result) else None
+        backend = result.case.backend
+        row = beside_library(result) if backend == TUNED or OWN in backend else None
         if row:
-            key = (result.case.backend, result.case.precision_name, which(result))
+            key = (backend, result.case.precision_name, which(result))
             by_key.setdefault(key, []).append(row)
     return [Summary(*key, rows) for key, rows in by_key.items()]
 
@@ -245,21 +249,6 @@ def _libraries(result: Result) -> tuple[str, ...]:
 # ---------------------------------------------------------------- what a run compares
 
 
-@dataclass(frozen=True)
-class ComparedPrecisions:
-    """`asked` and `baselines` are precision names; a precision can be both."""
-
-    asked: tuple[str, ...]
-    baselines: tuple[str, ...]
-
-
-def precisions_of(run: Run) -> ComparedPrecisions:
-    """The precisions of the verdict, and the baselines that something was compared with."""
-    present = tuple(dict.fromkeys(r.case.precision_name for r in run.results))
-    compared = tuple(b for b in baselines_of(run) if any(b in r.speedup for r in run.results))
-    return ComparedPrecisions(tuple(asked_for(run)) or present, compared)
-
-
 def groups_of(run: Run) -> list[list[Result]]:
     """Results grouped by problem, in the order in which each problem was first measured."""
     groups: dict[str, list[Result]] = {}
@@ -283,29 +272,6 @@ def rate_unit(results: Sequence[Result]) -> fmt.Unit:
     """The unit for the rates of these results: TFLOP/s, GFLOP/s, TOP/s or GOP/s."""
     integers = any(r.case.precision_name.startswith("int") for r in results)
     return fmt.rate_unit((r.flop_per_s or 0.0 for r in results), integers=integers)
-
-
-def states_of(results: Sequence[Result]) -> list[str]:
-    """How the results were timed: "timer events", "L2 cold", "regime sustained"."""
-    timed = [r.measurement for r in results if r.measurement]
-    return [
-        f"{title} {fmt.clean('/'.join(sorted({getattr(one, field) for one in timed})))}"
-        for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime"))
-        if timed
-    ]
-
-
-def limits_of(run: Run, results: Sequence[Result]) -> list[Ceiling]:
-    """The peaks, in FLOP/s, of the precisions that were asked for and that `results` have."""
-    wanted = {r.case.precision_name for r in results} & set(precisions_of(run).asked)
-    kinds = (("dense peak", "datasheet"), ("large GEMM", "measured"))
-    return [
-        ceiling
-        for ceiling in run.ceilings
-        if ceiling.flop_per_s
-        and ceiling.precision in wanted
-        and (ceiling.name, ceiling.source) in kinds
-    ]
 
 
 # ---------------------------------------------------------------- other programs

@@ -214,15 +214,15 @@ def _with_signs(part: Part) -> Part:
     return replace(part, below=[*part.below, *filter(None, [signs])])
 
 
-def shortened(part: Part, most: int) -> list[Part]:
-    """The first rows, where there are more than `most`, and the columns that are always there, for
-    the screen; all for --verbose.
+def shortened(part: Part, most: int, chosen: Sequence[Row] = ()) -> list[Part]:
+    """The chosen rows, or the first, where there are more than `most`, and the columns that are
+    always there, for the screen; all for --verbose.
     """
     if len(part.rows) <= most:
         return [part]
-    columns = [column for column in part.columns if not column.drop]
-    below = [*part.below, f"and {len(part.rows) - FEW_ROWS} more: --verbose"]
-    cut = replace(part, columns=columns, rows=part.rows[:FEW_ROWS], below=below, level=DEFAULT)
+    columns, rows = [c for c in part.columns if not c.drop], chosen or part.rows[:FEW_ROWS]
+    below = [*part.below, f"and {len(part.rows) - len(rows)} more: --verbose"]
+    cut = replace(part, columns=columns, rows=rows, below=below, level=DEFAULT)
     return [cut, replace(part, level=VERBOSE)]
 
 
@@ -259,7 +259,12 @@ def conditions(run: Run) -> list[str]:
         parts += [f"{name} {value}" for name, value in setting.items() if name not in run.varying]
     if len({result.case.data for result in results}) == 1:
         parts.append(f"{results[0].case.data} data")
-    return [*parts, *verdict.states_of(results)]
+    timed = [result.measurement for result in results if result.measurement]
+    for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime")):
+        if timed:
+            values = "/".join(sorted({getattr(one, field) for one in timed}))
+            parts.append(f"{title} {fmt.clean(values)}")
+    return parts
 
 
 def _reading(run: Run) -> list[str]:
@@ -437,7 +442,7 @@ def _doubt(run: Run, judged: Sequence[Result]) -> list[Line]:
     A back end that has not a precision in a layout is no doubt: nothing of it could be measured.
     """
     timed = {r.case.precision_name for r in run.results if r.measurement}
-    unasked = {r.case.precision_name for r in run.results} - {*verdict.precisions_of(run).asked}
+    unasked = {r.case.precision_name for r in run.results} - {*verdict.asked_for(run)}
     there = {_combination(r) for r in run.results if r.measurement}
     lost = [
         r for r in run.results
@@ -475,7 +480,7 @@ def channels_last(run: Run) -> str:
     """Where nhwc is faster than nchw in three of four cases that both have: how much."""
     by_layout: dict[str, dict[str, Result]] = {"nhwc": {}, "nchw": {}}
     for group in verdict.groups_of(run):
-        best = verdict.representative(group, verdict.precisions_of(run).asked[:1])
+        best = verdict.representative(group, verdict.asked_for(run)[:1])
         if best and best.measurement and not best.ruined_pct:
             layout = best.case.problem.layout
             by_layout.setdefault(layout, {})[best.case.group.replace(layout, "")] = best
@@ -525,9 +530,12 @@ def rate_chart(run: Run) -> Any:
         raise UserError("nothing to draw: no case has a rate and a size that is one number")
     unit, of = verdict.rate_unit(run.results), {row["series"]: row["precision"] for row in rows}
     rules: list[Json] = []
-    peaks = verdict.limits_of(run, [r for r in run.results if r.flop_per_s])
-    for source, words in (("datasheet", "peak"), ("measured", "largest")):
-        rates = {p.precision: p.flop_per_s or 0.0 for p in peaks if p.source == source}
+    rated = {result.case.precision_name for result in run.results if result.flop_per_s}
+    asked = rated.intersection(verdict.asked_for(run))
+    limits = ("dense peak", "datasheet", "peak"), ("large GEMM", "measured", "largest")
+    for limit, source, words in limits:
+        found = [one for one in run.ceilings if (one.name, one.source) == (limit, source)]
+        rates = {c.precision: c.flop_per_s for c in found if c.flop_per_s and c.precision in asked}
         text = ", ".join(f"{name} {unit.text(rate)}" for name, rate in rates.items())
         drawn = [
             {"series": series, "y": rates.pop(precision) / unit.per_s, "text": ""}
@@ -553,7 +561,7 @@ def rate_rows(run: Run) -> list[Json]:
     """
     drawn = [r for r in run.results if r.flop_per_s and r.case.problem.axis]
     picks = any(map(picked, drawn))
-    asked = verdict.precisions_of(run).asked
+    asked = verdict.asked_for(run)
     drawn = [r for r in drawn if not picks or r.case.precision_name in asked]
     unit, backends = verdict.rate_unit(run.results), {r.case.backend for r in drawn}
     apart = len({(r.case.precision_name, r.case.backend) for r in drawn}) > MOST_ARMS
@@ -580,9 +588,9 @@ def rate_rows(run: Run) -> list[Json]:
 
 def title_of(run: Run) -> str:
     """ "gemm on NVIDIA H200: fp16 against tf32 and fp32"."""
-    compared = verdict.precisions_of(run)
-    others = [name for name in reversed(compared.baselines) if name not in compared.asked]
+    asked = verdict.asked_for(run)
+    others = [name for name in verdict.compared_with(run) if name not in asked]
     against = f" against {fmt.joined(others)}" if others else ""
     ops = fmt.joined(list(dict.fromkeys(result.case.op for result in run.results)))
     device = run.device_name
-    return f"{ops} on {device}: {fmt.listed(list(compared.asked), most=4)}{against}"
+    return f"{ops} on {device}: {fmt.listed(asked, most=4)}{against}"

@@ -32,7 +32,7 @@ def report(run: Run) -> Report:
 
 def _answer(run: Run) -> list[Line]:
     own = [result for result in run.results if OWN in result.case.backend]
-    asked = verdict.precisions_of(run).asked
+    asked = verdict.asked_for(run)
     shown = own or [
         result
         for group in verdict.groups_of(run)
@@ -42,7 +42,7 @@ def _answer(run: Run) -> list[Line]:
     texts = cases.library_sentences(
         [s for s in verdict.summaries(run) if OWN in s.backend or not own], unclear
     )
-    if not own and verdict.precisions_of(run).baselines:
+    if not own and verdict.compared_with(run):
         texts = [*_one_call(run, unclear), *_gains(run, unclear), *texts]
     elif run.results and not own:
         compared = [*_one_call(run, unclear), *_without_baseline(run, unclear)]
@@ -104,7 +104,7 @@ def _others(run: Run) -> list[str]:
 
 def _calls(run: Run) -> list[Result]:
     """The library's results that one of these was measured beside."""
-    asked, others = verdict.precisions_of(run).asked, _others(run)
+    asked, others = verdict.asked_for(run), _others(run)
     return [r for r in run.results if is_library(r.case) and r.case.precision_name in asked
             and any(name in r.vs_backend for name in others)]  # fmt: skip
 
@@ -173,14 +173,14 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     Of many, the fastest on average.
     """
     texts: dict[str, str] = {}
-    for name in verdict.precisions_of(run).asked:
+    for name in verdict.asked_for(run):
         by_setting = verdict.payoffs(run, name)
         for payoff in by_setting:
             if payoff.uncertain:
                 title = filter(None, (payoff.subject, name, "against", payoff.baseline))
                 unclear[" ".join(title)] = max(payoff.uncertain.values())
         known: list[str] = []
-        for baseline in reversed(verdict.precisions_of(run).baselines):
+        for baseline in verdict.compared_with(run):
             clear = [p for p in by_setting if p.baseline == baseline and not p.uncertain]
             if clear:
                 known.append(_gain(clear, "as" if known else "times as fast as"))
@@ -225,7 +225,7 @@ def _without_baseline(run: Run, unclear: dict[str, float]) -> list[str]:
     for, or else the last. Of the library's own call where it has one, which took turns with it.
     """
     texts: list[str] = []
-    asked = verdict.precisions_of(run).asked
+    asked = verdict.asked_for(run)
     for base in (asked[0], asked[-1]):
         for name in (name for name in asked if name != base):
             every = (verdict.representative(group, [name]) for group in verdict.groups_of(run))
@@ -254,7 +254,7 @@ def _gain(by_setting: Sequence[verdict.Payoff], times: str) -> str:
 def _highest(run: Run, unclear: dict[str, float]) -> list[str]:
     """The highest rate of each precision that is known well; of one precision, where."""
     texts: list[str] = []
-    asked = verdict.precisions_of(run).asked
+    asked = verdict.asked_for(run)
     for name in asked:
         rated = [r for r in run.results if r.flop_per_s and r.case.precision_name == name]
         best = max(rated, key=lambda r: (not r.ruined_pct, r.flop_per_s), default=None)
@@ -299,10 +299,9 @@ def _by_eights(payoff: verdict.Payoff) -> bool:
 
 def _do(run: Run) -> list[Line]:
     """Which precision to use, against the fastest baseline, and what it costs in accuracy."""
-    compared = verdict.precisions_of(run)
     advice: dict[str, list[str]] = {}
-    for name in compared.asked:
-        baseline = next((b for b in reversed(compared.baselines) if b != name), "")
+    for name in verdict.asked_for(run):
+        baseline = next((b for b in verdict.compared_with(run) if b != name), "")
         by_setting = [one for one in verdict.payoffs(run, name) if one.baseline == baseline]
         if len(by_setting) != 1:
             continue
@@ -350,7 +349,7 @@ def _price(names: Sequence[str], run: Run) -> str:
 def _tables(run: Run) -> list[Part]:
     """The first is that of the screen: own kernels, else sizes, settings, libraries or rates."""
     own = [result for result in run.results if OWN in result.case.backend]
-    asked, maps = verdict.precisions_of(run).asked, payoff_report.maps_of(run)
+    asked, maps = verdict.asked_for(run), payoff_report.maps_of(run)
     settings = payoff_report.starts_table(maps) if maps else Part()
     by_setting = verdict.summaries(run, lambda result: verdict.subject_of(result, run))
     others = cases.library_table(by_setting, "setting")
@@ -375,9 +374,6 @@ def _tables(run: Run) -> list[Part]:
 
 def _shortened(run: Run, results: Sequence[Result]) -> list[Part]:
     """A row a result; of many, on the screen the largest of each setting."""
-    whole = _sizes(run, results)
-    if len(results) <= MOST_ROWS:
-        return [whole]
     kinds: dict[tuple[str, ...], list[Result]] = {}
     for result in sorted(results, key=lambda r: -r.flops):
         case = result.case
@@ -385,16 +381,14 @@ def _shortened(run: Run, results: Sequence[Result]) -> list[Part]:
         kinds.setdefault(key, []).append(result)
     largest = [r for of_size in zip_longest(*kinds.values()) for r in of_size if r]
     few = _sizes(run, largest[: cases.FEW_ROWS])
-    columns = [column for column in whole.columns if not column.drop]
-    below = [f"and {len(results) - cases.FEW_ROWS} more: --verbose"]
-    return [replace(few, columns=columns, below=below), replace(whole, level=VERBOSE)]
+    return cases.shortened(_sizes(run, results), MOST_ROWS, few.rows)
 
 
 def _sizes(run: Run, results: Sequence[Result]) -> Part:
     """A row a result; for the user's kernels first their ratio to each library."""
     own = [result for result in results if OWN in result.case.backend]
     libraries = verdict.libraries_beside_own(run) if own else []
-    baselines = [] if libraries else list(reversed(verdict.precisions_of(run).baselines))
+    baselines = [] if libraries else verdict.compared_with(run)
     others = [] if own else _others(run)
     precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
 

@@ -21,7 +21,7 @@ from microbench.report import cases, charts
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
-from microbench.verdict import RUINED, Summary, gain, groups_of, precisions_of, summaries
+from microbench.verdict import RUINED, Summary, asked_for, compared_with, gain, groups_of, summaries
 
 PASSES = dict.fromkeys(("fprop", "dgrad", "wgrad", *OF_ATTENTION))
 MOST_LAYERS = 8
@@ -159,15 +159,14 @@ def report(run: Run, network: NetworkUse) -> Report:
         return _decode(run, network, layers, others)
     ops = {result.case.op for result in run.results}
     what = "convolutions, GEMMs and attention" if "attention" in ops else "convolutions and GEMMs"
-    compared = precisions_of(run)
-    names = {name: [base for base in reversed(compared.baselines) if base != name]
-             for name in compared.asked}  # fmt: skip
+    asked, bases = asked_for(run), compared_with(run)
+    names = {name: [base for base in bases if base != name] for name in asked}
     where = f"{network.name}, batch {network.batch}"
     answer = _answer(run, layers, f"{what} of a step", names, where)
     if answer and answer[-1].label != "Do":
         answer.append(Line("Do", "halfway train measures the rest of a step"))
     answer += [Line("Doubt", text) for text in _not_measured(run, network)]
-    name, base = (next(iter(one), "") for one in (compared.asked, compared.baselines[::-1]))
+    name, base = (next(iter(one), "") for one in (asked, bases))
     longest = sorted(layers, key=lambda layer: -(layer.seconds(name) or 0.0))
     chart = partial(_chart, run, longest, name, base, f"{where}: ms of a step, all passes")
     return cases.kernel_report(run, answer, [*_tables(run, layers), others], chart)
@@ -251,9 +250,8 @@ def _not_measured(run: Run, network: NetworkUse) -> list[str]:
 
 def _tables(run: Run, layers: Sequence[MeasuredLayer]) -> list[Part]:
     """The total, then the layers with most of the time; for --verbose all with their passes."""
-    compared = precisions_of(run)
-    name = compared.asked[0] if compared.asked else "fp16"
-    baselines = [baseline for baseline in reversed(compared.baselines) if baseline != name]
+    name = next(iter(asked_for(run)), "fp16")
+    baselines = [baseline for baseline in compared_with(run) if baseline != name]
     present = dict.fromkeys(r.case.precision_name for r in run.results)
     timed = [p for p in present if any(layer.seconds(p) for layer in layers)]
     total_s = sum(layer.seconds(name) or 0.0 for layer in layers)

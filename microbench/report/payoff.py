@@ -18,7 +18,7 @@ from microbench import fmt
 from microbench.report import cases, charts
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Ratio, Run
-from microbench.verdict import RUINED, Payoff, payoffs, precisions_of, subject_of
+from microbench.verdict import RUINED, Payoff, asked_for, payoffs, subject_of
 
 BETWEEN = "nothing between these widths was measured"
 # How a linear layer is launched, in words; what is given in FP8 has no casts.
@@ -42,7 +42,7 @@ def report(run: Run) -> Report | None:
 def maps_of(run: Run) -> dict[Map, list[Payoff]]:
     """Each image and batch size with its widths, TF32 first; by setting, precision and baseline."""
     maps: dict[Map, list[Payoff]] = {}
-    for name in precisions_of(run).asked:
+    for name in asked_for(run):
         for payoff in payoffs(run, name):
             subject = subject_of(payoff.rows[0].result, run, without=_op(run).across)
             maps.setdefault((subject, name, payoff.baseline), []).append(payoff)
@@ -286,12 +286,6 @@ def starts_table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
     return Part(f"Where a precision is faster{than}, by more than 2 %", columns, rows)
 
 
-def _widths(of_map: Sequence[Payoff]) -> list[str]:
-    """The channels that the map has, narrowest first."""
-    sizes = {fmt.size(row.result.case) for p in of_map for row in p.rows}
-    return sorted(sorted(sizes), key=_area)
-
-
 def _break_even(payoff: Payoff) -> str:
     """Between the last width at which it is slower, and the first from which it stays faster, each
     by the whole interval: "64..128"; "<= 8" or "> 512" where the other end was not measured.
@@ -314,7 +308,8 @@ def _title(key: Map) -> str:
 def _chart(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> Any:
     rows: list[Json] = []
     for key, some in maps.items():
-        for width in reversed(_widths(some)):
+        widths = {fmt.size(row.result.case) for one in some for row in one.rows}
+        for width in sorted(sorted(widths), key=_area)[::-1]:
             for one in some:
                 rows += [{
                     "panel": _title(key), "x": "/".join(map(str, _across(one))), "y": width,

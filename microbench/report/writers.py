@@ -36,7 +36,8 @@ def to_markdown(report: parts.Report) -> str:
         for line in report.answer
     ]
     shown = [part_markdown(part) for part in report.shown(verbose=True)]
-    return _plain_markdown("\n\n".join([*map(fmt.clean, lines), *shown]) + "\n")
+    text = printable("\n\n".join([*map(fmt.clean, lines), *shown]) + "\n")
+    return text.replace("<", "&lt;").replace("](", "]\\(")  # a run's text is no HTML and no link
 
 
 def part_markdown(part: parts.Part) -> str:
@@ -53,11 +54,6 @@ def _markdown_row(texts: Iterable[str]) -> str:
     # A backslash escapes nothing, not its "|" either.
     escaped = (re.sub(r"[|\\]", r"\\\g<0>", text) for text in texts)
     return f"| {' | '.join(escaped)} |"
-
-
-def _plain_markdown(text: str) -> str:
-    """Markdown without HTML and links: text of a run file may look like either."""
-    return printable(text).replace("<", "&lt;").replace("](", "]\\(")
 
 
 # ---------------------------------------------------------------- CSV
