@@ -132,7 +132,7 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
     (MUST_AGREE).
     """
     _refuse_other_settings(a, b)
-    in_a, in_b = _by_key(a), _by_key(b)
+    in_a, in_b = ({entry.case.key: entry for entry in run.entries} for run in (a, b))
     common = [(found, in_b[key]) for key, found in in_a.items() if key in in_b]
     priors = fit_priors([(x.timed, y.timed) for x, y in common if x.timed and y.timed])
     if not common:
@@ -144,17 +144,22 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
             f"{b.method_version}); measure one of them again"
         )
     rows = [
-        _other_method(x, y) if other else _row(x, y, threshold_pct, priors)
+        _row(x, y, threshold_pct, priors, changed=other)
         for (x, y), other in zip(common, changed, strict=True)
     ]
+    only_a, only_b = (
+        [found for key, found in here.items() if key not in there]
+        for here, there in ((in_a, in_b), (in_b, in_a))
+    )
+    cards = [run.device.get(CARD) for run in (a, b)]
     return Comparison(
         _differences(a, b),
         rows,
-        [found.case for key, found in in_a.items() if key not in in_b],
-        [found.case for key, found in in_b.items() if key not in in_a],
-        _card(a, b),
+        [found.case for found in only_a],
+        [found.case for found in only_b],
+        None if None in cards else SAME_CARD if cards[0] == cards[1] else ANOTHER_CARD,
         threshold_pct,
-        [found.case for key, found in in_a.items() if key not in in_b and found.timed],
+        [found.case for found in only_a if found.timed],
     )
 
 
@@ -168,11 +173,6 @@ def parse_threshold(text: str) -> float:
             f"not {text!r}"
         )
     return pct
-
-
-def _by_key(run: Run) -> dict[str, Entry]:
-    """Everything that the run measured, kernels first."""
-    return {entry.case.key: entry for entry in run.entries}
 
 
 def _apart(a: Iterable[str], b: Iterable[str]) -> str:
@@ -210,18 +210,10 @@ def _differences(a: Run, b: Run) -> list[str]:
         for name in sorted(ours.keys() | theirs.keys()):
             if name != CARD and ours.get(name) != theirs.get(name):
                 texts.append(f"{name}: {ours.get(name)} | {theirs.get(name)}")
-    clock_a, clock_b = _mean_clock(a), _mean_clock(b)
+    clock_a, clock_b = map(_mean_clock, (a, b))
     if clock_a and clock_b and abs(clock_a / clock_b - 1) > 0.02:
         texts.append(f"mean SM clock: {clock_a:.0f} MHz | {clock_b:.0f} MHz")
     return texts
-
-
-def _card(a: Run, b: Run) -> str | None:
-    """Whether both runs used the same card; None where one of them does not know (older files)."""
-    ours, theirs = a.device.get(CARD), b.device.get(CARD)
-    if ours is None or theirs is None:
-        return None
-    return SAME_CARD if ours == theirs else ANOTHER_CARD
 
 
 def _mean_clock(run: Run) -> float | None:
@@ -230,13 +222,18 @@ def _mean_clock(run: Run) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _row(a: Entry, b: Entry, threshold_pct: float | None, priors: ProcessPriors) -> CompareRow:
+def _row(
+    a: Entry, b: Entry, threshold_pct: float | None, priors: ProcessPriors, *, changed: bool
+) -> CompareRow:
+    """One case in both runs; `changed`: it is measured by another method since one of them."""
     case, timed_a, timed_b = a.case, a.timed, b.timed
     a_s, b_s = (timed.median_s if timed else None for timed in (timed_a, timed_b))
-    if timed_a is None or timed_b is None:
-        verdict, reason = _untimed(a.status, b.status)
-        statuses = f"{a.status} | {b.status}"
-        return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses, reason)
+    if changed or timed_a is None or timed_b is None:
+        verdict, reason, note = *_untimed(a.status, b.status), f"{a.status} | {b.status}"
+        if changed:
+            verdict, reason = "cannot tell", "other method"
+            note = "it is measured by another method since one of the runs; measure it again"
+        return CompareRow(case.key, case, verdict, None, None, a_s, b_s, note, reason)
     noise = noise_of(case.op, timed_a, timed_b, threshold_pct)
     times = ratio_between(timed_a, timed_b, priors, noise.op)
     found = judge(timed_a, timed_b, noise, priors)
@@ -253,12 +250,6 @@ def method_changed(entry: Entry, a: int, b: int) -> bool:
     if older < 1 or newer > METHOD_VERSION:  # of which nothing is known
         return a != b
     return any(older < version <= newer for version in entry.changed_in)
-
-
-def _other_method(a: Entry, b: Entry) -> CompareRow:
-    a_s, b_s = (entry.timed.median_s if entry.timed else None for entry in (a, b))
-    note = "it is measured by another method since one of the runs; measure it again"
-    return CompareRow(a.case.key, a.case, "cannot tell", None, None, a_s, b_s, note, "other method")
 
 
 def _untimed(a: str, b: str) -> tuple[str, str]:
@@ -366,12 +357,9 @@ def _at_one_speed(process: ProcessTime) -> float:
     return process.median_s / (process.host_pace or 1.0)
 
 
-def _know_paces(*runs: Timed) -> bool:
-    return all(process.host_pace for timed in runs for process in timed.processes)
-
-
-def _know_clocks(*runs: Timed) -> bool:
-    return all(process.sm_clock_mhz for timed in runs for process in timed.processes)
+def _know(name: str, a: Timed, b: Timed) -> bool:
+    """Whether several processes measured both, each of which knows this of itself."""
+    return in_processes(a, b) and all(getattr(p, name) for p in (*a.processes, *b.processes))
 
 
 UNKNOWN = stats.VariancePrior(0.0, 0.0)  # of too few cases: each has its own variance alone
@@ -389,12 +377,16 @@ class ProcessPriors:
     rounds: stats.VariancePrior = UNKNOWN
 
 
+USUAL = ProcessPriors()
+
+
 def fit_priors(pairs: Sequence[tuple[Timed, Timed]]) -> ProcessPriors:
     """What is usual, from the cases of both runs."""
     every = [(a, b) for a, b in pairs if in_processes(a, b)]
     several = [(a, b) for a, b in every if not (a.cpu_bound or b.cpu_bound)]
-    paced = [(a, b) for a, b in every if (a.cpu_bound or b.cpu_bound) and _know_paces(a, b)]
-    clocked = [(a, b) for a, b in several if _know_clocks(a, b)]
+    paced = [(a, b) for a, b in every if a.cpu_bound or b.cpu_bound]
+    paced = [pair for pair in paced if _know("host_pace", *pair)]
+    clocked = [pair for pair in several if _know("sm_clock_mhz", *pair)]
     rounds = [_of_rounds(a, b) for a, b in pairs if min(len(a.cycles), len(b.cycles)) > 1]
     known = {"rounds": stats.VariancePrior.fit(rounds)} if len(rounds) >= stats.FEWEST_CASES else {}
     return ProcessPriors(
@@ -430,14 +422,14 @@ RUINED = f"interval is beyond ±{RUINED_PCT:.0f} %"
 IN_CYCLES = "the same in cycles"
 
 
-def ratio_between(a: Timed, b: Timed, priors: ProcessPriors | None = None, op: str = "") -> Ratio:
+def ratio_between(a: Timed, b: Timed, priors: ProcessPriors = USUAL, op: str = "") -> Ratio:
     """Time in A over time in B.
 
     Of the means over processes, where both have several; else from the medians' intervals, taken
     as independent. That of one process has in it what processes differ by, of kernels of this `op`.
     """
     if in_processes(a, b):
-        return _over_processes(a, b, _seconds, (priors or ProcessPriors()).seconds)
+        return _over_processes(a, b, _seconds, priors.seconds)
     ratio = a.median_s / b.median_s
     a_s, b_s = (
         stats.over_processes(timed.median_s, own, stats.prior_of(op, timed.median_s))
@@ -451,13 +443,13 @@ def ratio_between(a: Timed, b: Timed, priors: ProcessPriors | None = None, op: s
     return Ratio(ratio, (ratio * math.exp(-below), ratio * math.exp(above)))
 
 
-def judge(a: Timed, b: Timed, noise: Noise, priors: ProcessPriors | None = None) -> Judgement:
+def judge(a: Timed, b: Timed, noise: Noise, priors: ProcessPriors = USUAL) -> Judgement:
     """The verdict on B. The whole interval must lie beyond the noise of two runs."""
     own, times = (ratio_between(a, b, priors, op) for op in ("", noise.op))
     if own.ci95 is None or times.ci95 is None:
         return Judgement("cannot tell", "one round only", "one round only")
     if a.cpu_bound or b.cpu_bound:
-        return _judge_at_one_speed(own, a, b, noise, priors or ProcessPriors())
+        return _judge_at_one_speed(own, a, b, noise, priors)
     differs = noise.differs(times.ci95)
     if own.ruined_pct and not differs:
         return Judgement("cannot tell", "", RUINED)
@@ -468,30 +460,27 @@ def judge(a: Timed, b: Timed, noise: Noise, priors: ProcessPriors | None = None)
         return Judgement("cannot tell", note, "clocks differ")
     found = _judged(differs, own.ci95, noise)
     steady = _steady(a, b, priors) if found.verdict == "cannot tell" and not differs else None
-    if (
-        steady is None
-        or stats.excludes_one(own.ci95)
-        or _judged("", steady, noise).verdict != "same"
-    ):
+    if steady is None or stats.excludes_one(own.ci95):
+        return found
+    if _judged("", steady, noise).verdict != "same":
         return found
     note = f"the clocks vary: {math.exp(sum(map(math.log, steady)) / 2):.2f}x in cycles"
     return Judgement("same", note, IN_CYCLES)
 
 
-def _steady(a: Timed, b: Timed, priors: ProcessPriors | None) -> Interval | None:
+def _steady(a: Timed, b: Timed, priors: ProcessPriors) -> Interval | None:
     """The interval of the ratio in cycles, of processes or rounds; None where it is not known."""
-    priors = priors or ProcessPriors()
-    if in_processes(a, b) and _know_clocks(a, b):
+    if _know("sm_clock_mhz", a, b):
         return _over_processes(a, b, _cycles, priors.cycles).ci95
     if min(len(a.cycles), len(b.cycles)) < 2:
         return None
     return stats.ratio_over(a.cycles, b.cycles, priors.rounds.posterior(_of_rounds(a, b)))[1]
 
 
-def _in_cycles(times: Ratio, a: Timed, b: Timed, priors: ProcessPriors | None) -> Ratio | None:
+def _in_cycles(times: Ratio, a: Timed, b: Timed, priors: ProcessPriors) -> Ratio | None:
     """The ratio in cycles of the SM; None where a run does not know its clock."""
-    if in_processes(a, b) and _know_clocks(a, b):
-        return _over_processes(a, b, _cycles, (priors or ProcessPriors()).cycles)
+    if _know("sm_clock_mhz", a, b):
+        return _over_processes(a, b, _cycles, priors.cycles)
     if not a.sm_clock_mhz or not b.sm_clock_mhz:
         return None
     return times.scaled(a.sm_clock_mhz / b.sm_clock_mhz)
@@ -508,7 +497,7 @@ def _judge_at_one_speed(
         note = "the CPU limits the step, and a run does not know its CPU's speed meanwhile"
         return Judgement("cannot tell", note, "CPU-bound")
     at_one = times.scaled(b.host_pace / a.host_pace)
-    if in_processes(a, b) and _know_paces(a, b):
+    if _know("host_pace", a, b):
         at_one = _over_processes(a, b, _at_one_speed, priors.at_one_speed)
     assert at_one.ci95 is not None
     note = f"{at_one.ratio:.2f}x at one CPU speed"
