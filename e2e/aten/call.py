@@ -4,7 +4,6 @@ operator's schema, and how it is made from torch's objects.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -115,16 +114,8 @@ class Call:
 
     @cached_property
     def key(self) -> str:
-        """Its identity as one line of text, the same in every run: canonical JSON.
-
-        Floats that JSON lacks are written as {"float": "inf"}.
-        """
-        parts = {
-            "name": self.name,
-            "args": [_to_json(value) for value in self.args],
-            "kwargs": {name: _to_json(value) for name, value in self.kwargs},
-        }
-        return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+        """Its identity as one line of text, the same in every run."""
+        return repr(self)
 
     @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -177,19 +168,6 @@ class Call:
 
     def __hash__(self) -> int:
         return hash(self.key)
-
-
-def _to_json(value: Argument) -> Any:
-    if isinstance(value, TensorSpec):
-        shape, stride = list(value.shape), list(value.stride)
-        return {"tensor": value.dtype, "shape": shape, "stride": stride, "device": value.device}
-    if isinstance(value, Named):
-        return {value.kind: value.name}
-    if isinstance(value, tuple):
-        return [_to_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    return value
 
 
 def resolve(name: str) -> OpOverload:

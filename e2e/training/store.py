@@ -21,7 +21,7 @@ from microbench.device.host import cpu_name
 from microbench.results.codec import decode
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
-FORMAT = 13  # raised when times are taken in another way
+FORMAT = 14  # raised when times are taken in another way
 T = TypeVar("T")
 LOST = "the next run measures again what this one did"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from samples.train_cases import Recorded, Recorder, declared, finite, specs
 from torch import Tensor, nn
@@ -146,41 +145,10 @@ def test_kinds_of_copies(name: str, args: tuple, kwargs: dict, kind: str) -> Non
 # ---------------------------------------------------------------- aten call
 
 
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int64", "uint8", "bool", "float8_e4m3fn")
-
-
-@st.composite
-def tensor_specs(draw: st.DrawFn) -> TensorSpec:
-    shape = tuple(draw(st.lists(st.integers(0, 2**40), max_size=5)))
-    stride = tuple(draw(st.integers(0, 2**40)) for _ in shape)
-    return TensorSpec(
-        shape, stride, draw(st.sampled_from(DTYPES)), draw(st.sampled_from(("cuda", "cpu")))
-    )
-
-
-NAMED = st.sampled_from([Named("dtype", "float16"), Named("memory_format", "channels_last")])
-ARGUMENTS = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-    | tensor_specs() | NAMED,
-    lambda inner: st.lists(inner, max_size=4).map(tuple),
-    max_leaves=12,
-)  # fmt: skip
-CALLS = st.builds(
-    Call,
-    st.sampled_from(["aten.mm.default", "aten.add_.Tensor", "mine.op.overload"]),
-    st.lists(ARGUMENTS, max_size=5).map(tuple),
-    st.dictionaries(st.text(), ARGUMENTS, max_size=3).map(lambda d: tuple(sorted(d.items()))),
-)
-
-
-@settings(max_examples=50)
-@given(CALLS, CALLS)
-def test_keys_are_json_and_equal_only_where_calls_are_alike(one: Call, other: Call) -> None:
-    again = Call(one.name, one.args, one.kwargs)
-    assert one == again
-    assert hash(one) == hash(again)
-    assert (one.key == other.key) is (repr(one) == repr(other))
-    json.loads(one.key, parse_constant=pytest.fail)
+def test_calls_are_equal_where_their_arguments_are_alike() -> None:
+    given = (1, 1.0, True, "1", None, math.inf, Named("dtype", "1"), (1,), ((1,),))
+    calls = [Call("aten.mm.default", (value,)) for value in given]
+    assert len({*calls, *(Call(call.name, call.args) for call in calls)}) == len(given)
 
 
 def test_what_is_kept_of_the_arguments() -> None:
