@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from kernels.messages import first_line
 from kernels.precision import Precision, precision
 from kernels.problem import Problem
 
@@ -108,6 +109,15 @@ class Candidate:
 
 class CannotRun(Exception):
     """The case cannot run on this device. The message is the reason that reports print."""
+
+
+def try_on_cpu(case: Case, call: Callable[[], object]) -> None:
+    """CannotRun where torch on this CPU refuses a call of the case's kind."""
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        why = f"torch on this CPU has no {case.precision_name}: {first_line(error)}"
+        raise CannotRun(why) from error
 
 
 class LeftBehind(Exception):

@@ -133,8 +133,6 @@ def operands(
     )
 
 
-def without_memory(case: Case) -> ConvOperands:
-    """Operands of the case on torch's meta device: sizes and strides, to compile for."""
-    assert isinstance(case.problem, Conv)
-    meta = torch.device("meta")
-    return operands(case, {name: empty(case, name, meta) for name in "xwy"})
+def unfilled(case: Case, device: str) -> ConvOperands:
+    """Operands of the case without values; on "meta" they have no memory either."""
+    return operands(case, {name: empty(case, name, torch.device(device)) for name in "xwy"})

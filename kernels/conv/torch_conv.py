@@ -12,14 +12,10 @@ from dataclasses import replace
 
 import torch
 
-from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.conv.operands import ConvOperands
-from kernels.conv.shape import ConvShape
-from kernels.data import memory_format
-from kernels.messages import first_line
+from kernels.case import Candidate, CannotRun, Case, Target, try_on_cpu
+from kernels.conv.operands import ConvOperands, unfilled
 
 conv_switches = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
-CPU_TRIAL = {"n": 1, "h": 8, "w": 8}  # at most
 
 
 def check(case: Case, target: Target) -> None:
@@ -36,10 +32,11 @@ def check(case: Case, target: Target) -> None:
 
 def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
     """The one call that torch offers for this case. On a GPU it turns cudnn.benchmark on. On a CPU
-    a corner of the convolution is tried first: CannotRun where torch refuses it.
+    a small convolution is tried first: CannotRun where torch refuses it.
     """
     if target.kind == "cpu":
-        _try_on_cpu(case, operands)
+        small = replace(case, problem=case.problem.probe())
+        try_on_cpu(case, _launch(unfilled(small, target.torch_device)))
         return (Candidate("torch", _launch(operands), allocates=True),)
     torch.backends.cudnn.benchmark = True
     launch, mode = _launch(operands), case.precision.multiply
@@ -64,19 +61,3 @@ def _launch(operands: ConvOperands) -> Callable[[], torch.Tensor]:
     return lambda: backward(
         y, x, w, None, stride, padding, dilation, False, [0, 0], shape.groups, wanted
     )[number]
-
-
-def _try_on_cpu(case: Case, operands: ConvOperands) -> None:
-    """CannotRun where this CPU's torch lacks the convolution; tried on a corner, at no cost."""
-    shape = operands.shape
-    small = replace(shape, **{d: min(getattr(shape, d), most) for d, most in CPU_TRIAL.items()})
-    try:
-        small = ConvShape(**{**vars(small), "h": max(small.h, shape.r), "w": max(small.w, shape.s)})
-        form = memory_format(case.problem.layout)
-        x = operands.x[: small.n, :, : small.h, : small.w].contiguous(memory_format=form)
-        y = operands.y[: small.n, :, : small.p, : small.q].contiguous(memory_format=form)
-        _launch(replace(operands, x=x, y=y, shape=small))()
-    except (RuntimeError, ValueError) as error:
-        raise CannotRun(
-            f"torch on this CPU has no {case.precision_name}: {first_line(error)}"
-        ) from error

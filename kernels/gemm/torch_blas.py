@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.case import Candidate, CannotRun, Case, Target, try_on_cpu
 from kernels.gemm import BIAS, BROADCAST, GELU, RAGGED, gemm_of
 from kernels.gemm.cublaslt import check_8bit
 from kernels.gemm.operands import BatchOperands, Operands, Product
-from kernels.messages import first_line
 from kernels.op import SEPARATE
 from kernels.precision import Precision
 
@@ -81,7 +80,7 @@ def candidates(
         if target.kind == "cpu":
             m, n, k = (min(size, CPU_TRIAL_SIZE) for size in operands.mnk)
             corner = a[:m, :k], b[:k, :n], c[:m, :n].contiguous(), None
-            _tried(case, _multiply(precision, corner, one))
+            try_on_cpu(case, _multiply(precision, corner, one))
         return (Candidate("torch", _multiply(precision, (a, b, c, None), one)),)
     if case.backend == SEPARATE:
         found = Candidate(SEPARATE, _separate(case, operands), queued=operands.problem.batch + 2)
@@ -89,17 +88,8 @@ def candidates(
         label, call = _batched(case, operands)
         found = Candidate(label, call, allocates="grouped" in label)
     if target.kind == "cpu":
-        _tried(case, found.call)
+        try_on_cpu(case, found.call)
     return (found,)
-
-
-def _tried(case: Case, call: Callable[[], object]) -> None:
-    try:
-        call()
-    except (RuntimeError, ValueError) as error:
-        raise CannotRun(
-            f"torch on this CPU has no {case.precision_name}: {first_line(error)}"
-        ) from error
 
 
 def _separate(case: Case, operands: BatchOperands) -> Callable[[], object]:

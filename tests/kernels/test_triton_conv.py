@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from kernels.case import Case, Target  # noqa: E402
 from kernels.conv import Conv  # noqa: E402
-from kernels.conv.operands import without_memory  # noqa: E402
+from kernels.conv.operands import unfilled  # noqa: E402
 from kernels.conv.shape import PASSES, ConvShape  # noqa: E402
 from kernels.conv.triton import backend, data_configs, wgrad_configs  # noqa: E402
 from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402
@@ -133,7 +133,7 @@ def test_an_unknown_label_is_refused(label: str) -> None:
 
 def launched(label: str, what: Case) -> int:
     """The tiles that a launch covers, by its arguments: programs, or what they share."""
-    steps = backend.bind(backend.parse(label), what, without_memory(what), H200)
+    steps = backend.bind(backend.parse(label), what, unfilled(what, "meta"), H200)
     step = next(step for step in steps if step.kernel.__name__.startswith(label[:5]))  # type: ignore[attr-defined]
     names = step.kernel.arg_names  # type: ignore[attr-defined]
     arguments = dict(zip(names, step.args, strict=True))
@@ -151,7 +151,7 @@ def test_a_candidate_has_the_tiles_that_are_launched(name: str, which: str) -> N
     for config in first.values():
         others = {*first} - {config.kernel}
         target = replace(H200, without=tuple(f"{kernel}/*" for kernel in others))
-        (candidate,) = backend.candidates(what, without_memory(what), target)
+        (candidate,) = backend.candidates(what, unfilled(what, "meta"), target)
         assert candidate.tiles == launched(candidate.label, what), candidate.label
 
 

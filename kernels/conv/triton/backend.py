@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.conv.operands import ConvOperands, without_memory
+from kernels.conv.operands import ConvOperands, unfilled
 from kernels.conv.triton import data_configs, wgrad_configs
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.gpus import has_tma
@@ -75,7 +75,7 @@ def configurations(case: Case, target: Target) -> Configurations[ConvConfig]:
 
 def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
     """As `kernels.gemm.triton.backend.compiled`."""
-    operands = without_memory(case)
+    operands = unfilled(case, "meta")
     return [step.compile() for step in bind(parse(label), case, operands, target)]
 
 
