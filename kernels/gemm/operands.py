@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch.nn.functional import gelu
@@ -20,7 +20,12 @@ SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
 BAND_ELEMENTS = 1 << 23  # of A and of C that are held in float64 at once
 
 
-@dataclass(frozen=True)
+Samples = tuple[SampledPart, SampledPart]  # what C, and its transpose, are checked by
+Drawn = Callable[[str], torch.Tensor]
+Product = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  # A, B, C, bias
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operands:
     """C[M, N] = A[M, K] @ B[K, N]; `a` and `b` are logical views, strided as the layout says.
 
@@ -32,22 +37,20 @@ class Operands:
     b: torch.Tensor
     c: torch.Tensor
     one: torch.Tensor
-    samples: tuple[SampledPart, SampledPart]
+    samples: Samples | None = None
     scale: float = 1.0
+    bias: torch.Tensor | None = None
 
     @property
     def convolutions(self) -> tuple[ConvOperands, ConvOperands]:
         """The 1x1 convolutions, of images of one pixel, that have C and its transpose."""
-        a, b, (first, second) = self.a, self.b.t(), self.samples
-        return (
-            _convolution(a, b, self.c, first, self.scale),
-            _convolution(b, a, self.c.t(), second, self.scale),
-        )
+        assert self.samples
+        return convolutions(self.a, self.b.t(), self.c, self.samples, self.scale)
 
     @property
-    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(A [M, K], B [K, N]), the arguments of a user's function."""
-        return self.a, self.b
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """A, B and perhaps the bias, the arguments of a user's function."""
+        return (self.a, self.b) if self.bias is None else (self.a, self.b, self.bias)
 
     @property
     def outputs(self) -> tuple[torch.Tensor]:
@@ -61,12 +64,8 @@ class Operands:
         return self.a.shape[0], self.b.shape[1], self.a.shape[1]
 
 
-Drawn = Callable[[str], torch.Tensor]
-Product = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  # A, B, C, bias
-
-
-@dataclass(frozen=True)
-class BatchOperands:
+@dataclass(frozen=True, kw_only=True)
+class BatchOperands(Operands):
     """The operands of what is not one plain product.
 
     A is [batch, M, K], B [batch, K, N], C [batch, M, N]; of broadcast B is [K, N], of groups A
@@ -76,31 +75,13 @@ class BatchOperands:
     """
 
     problem: Gemm
-    a: torch.Tensor
-    b: torch.Tensor
-    c: torch.Tensor
-    one: torch.Tensor
     ends: torch.Tensor
     drawn: Drawn
-    scale: float
-    bias: torch.Tensor | None = None
-
-    @property
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        """A, B and perhaps the bias, the arguments of a user's function."""
-        return (self.a, self.b) if self.bias is None else (self.a, self.b, self.bias)
 
     @property
     def named(self) -> dict[str, object]:
         """What a user's function may also ask for by name: where groups end."""
         return {"offs": self.ends}
-
-    @property
-    def outputs(self) -> tuple[torch.Tensor]:
-        return (self.c,)
-
-    def holding(self, result: torch.Tensor) -> Self:
-        return replace(self, c=result)
 
     @property
     def approximate(self) -> str:
@@ -156,14 +137,14 @@ class BatchOperands:
         return float((errors / sizes).sqrt()), float(worst)
 
 
-def sample(problem: Gemm, drawn: Drawn) -> tuple[SampledPart, SampledPart] | Drawn:
+def sample(problem: Gemm, drawn: Drawn) -> Samples | Drawn:
     """What C, and its transpose, are checked by; `drawn` gives A and B as drawn. Of a batch, or
     with an epilogue, all of C is checked.
     """
     return product_samples(drawn("a"), drawn("b").t()) if problem.plain else drawn
 
 
-def product_samples(a: torch.Tensor, b: torch.Tensor) -> tuple[SampledPart, SampledPart]:
+def product_samples(a: torch.Tensor, b: torch.Tensor) -> Samples:
     """Those of C[M, N] = A[M, K] @ B[N, K] transposed, and of its transpose."""
     count = SAMPLED_ROWS[a.device.type]
     rows, columns = (choose(len(matrix), count, a.device) for matrix in (a, b))
@@ -175,12 +156,15 @@ def _part(images: torch.Tensor, ks: torch.Tensor, x: torch.Tensor, w: torch.Tens
     return SampledPart(images, ks, every, every, shape, {"x": _pixels(x), "w": _pixels(w)})
 
 
-def _convolution(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, sample: SampledPart, scale: float
-) -> ConvOperands:
-    """y[N, K] = x[N, C] @ w[K, C] transposed."""
-    shape = _shape(x, w)
-    return ConvOperands(_pixels(x), _pixels(w), _pixels(y), shape, "fprop", sample, scale)
+def convolutions(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, samples: Samples, scale: float = 1.0
+) -> tuple[ConvOperands, ConvOperands]:
+    """Those that have C[M, N] = A[M, K] @ B[N, K] transposed, and its transpose."""
+    first, second = (
+        ConvOperands(_pixels(x), _pixels(w), _pixels(y), _shape(x, w), "fprop", sample, scale)
+        for x, w, y, sample in ((a, b, c, samples[0]), (b, a, c.t(), samples[1]))
+    )
+    return first, second
 
 
 def _shape(x: torch.Tensor, w: torch.Tensor) -> ConvShape:
@@ -191,13 +175,11 @@ def _pixels(matrix: torch.Tensor) -> torch.Tensor:
     return matrix[:, :, None, None]
 
 
-def operands(
-    case: Case, tensors: dict[str, torch.Tensor], sample: tuple[SampledPart, SampledPart] | Drawn
-) -> Operands | BatchOperands:
+def operands(case: Case, tensors: dict[str, torch.Tensor], sample: Samples | Drawn) -> Operands:
     problem, device = case.problem, tensors["c"].device
     assert isinstance(problem, Gemm)
-    one = torch.ones((), device=device)
+    given: dict[str, Any] = {**tensors, "one": torch.ones((), device=device), "scale": scale(case)}
     if isinstance(sample, tuple):
-        return Operands(**tensors, one=one, samples=sample, scale=scale(case))
+        return Operands(**given, samples=sample)
     ends = torch.tensor(problem.ends, dtype=torch.int32, device=device)
-    return BatchOperands(problem, **tensors, one=one, ends=ends, drawn=sample, scale=scale(case))
+    return BatchOperands(**given, problem=problem, ends=ends, drawn=sample)

@@ -68,14 +68,12 @@ def _check_one_call(case: Case, target: Target) -> None:
         raise CannotRun(f"{public} has a kernel for compute capability 9 and 10 alone")
 
 
-def candidates(
-    case: Case, operands: Operands | BatchOperands, target: Target
-) -> Sequence[Candidate]:
+def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
     """The one call that torch offers for this case, or the separate ones. On a CPU a corner of a
     single GEMM, at most 64 in each dimension, is tried first, or all of a batch: CannotRun where
     torch refuses it.
     """
-    if isinstance(operands, Operands):
+    if not isinstance(operands, BatchOperands):
         precision, a, b, c, one = case.precision, operands.a, operands.b, operands.c, operands.one
         if target.kind == "cpu":
             m, n, k = (min(size, CPU_TRIAL_SIZE) for size in operands.mnk)

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from kernels.case import Case
-from kernels.conv.operands import ConvOperands, SampledPart
+from kernels.conv.operands import ConvOperands
 from kernels.gemm import operands as gemm
 from kernels.linear import PRODUCTS, Linear
 
@@ -128,7 +128,7 @@ class LinearOperands:
     problem: Linear
     given: Mapping[str, torch.Tensor]
     results: Mapping[str, torch.Tensor]
-    samples: Mapping[str, tuple[SampledPart, SampledPart]]
+    samples: Mapping[str, gemm.Samples]
     factors: Mapping[str, tuple[Quantised, Quantised]]
 
     @property
@@ -159,8 +159,7 @@ class LinearOperands:
                 a, b = (one.exact for one in self.factors[name])
             else:
                 a, b = (matrix(self.given, one) for one in PRODUCTS[name])
-            samples, one = self.samples[name], c.new_ones(())
-            found += gemm.Operands(a, b.t(), c, one, samples).convolutions
+            found += gemm.convolutions(a, b, c, self.samples[name])
         return tuple(found)
 
 
@@ -170,9 +169,7 @@ def matrix(given: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     return base if name in given else base.t()
 
 
-def sample(
-    problem: Linear, drawn: Callable[[str], torch.Tensor]
-) -> Mapping[str, tuple[SampledPart, SampledPart]]:
+def sample(problem: Linear, drawn: Callable[[str], torch.Tensor]) -> Mapping[str, gemm.Samples]:
     """What each output, and its transpose, are checked by; `drawn` gives an input as drawn."""
     given = {name: drawn(name) for name in problem.inputs}
     pairs = {name: [matrix(given, side) for side in PRODUCTS[name]] for name in problem.outputs}
@@ -182,7 +179,7 @@ def sample(
 def operands(
     case: Case,
     tensors: dict[str, torch.Tensor],
-    samples: Mapping[str, tuple[SampledPart, SampledPart]],
+    samples: Mapping[str, gemm.Samples],
 ) -> LinearOperands:
     """With FP8 operands of each product, where they are given so."""
     problem = case.problem
