@@ -26,7 +26,7 @@ from kernels.op import OWN, Session
 from kernels.tune import NONE, TUNED
 from kernels.user import described
 from microbench.device import profiler as kernel_names
-from microbench.device.device import held_by_others
+from microbench.device.device import held_by_others, raise_if_dead
 from microbench.device.telemetry import Telemetry, TelemetrySummary
 from microbench.results.merging import with_ratios
 from microbench.results.types import (
@@ -184,7 +184,7 @@ class Measurer:
     @cached_property
     def tuner(self) -> Tuner:
         """What chooses among several ways to run a case."""
-        return Tuner(self.target, self.timer, self.search, self._raise_if_dead)
+        return Tuner(self.target, self.timer, self.search)
 
     @cached_property
     def session(self) -> Session:
@@ -349,7 +349,7 @@ class Measurer:
         """The result of a variant that raised or is wrong. With `tracebacks`, what a kernel of the
         user's raised is printed.
         """
-        self._raise_if_dead(error)
+        raise_if_dead(error)
         case, rel_error = result.case, result.rel_error
         if isinstance(error, Wrong):
             rel_error = error.rel_error
@@ -357,17 +357,6 @@ class Measurer:
             traceback.print_exception(error)
         reason = describe_failure(error, case)
         return replace(result, status="failed", reason=reason, rel_error=rel_error)
-
-    def _raise_if_dead(self, error: Exception) -> None:
-        """RuntimeError after a fault that leaves the device unusable, which needs a new process."""
-        if self.target.kind != "cuda":
-            return
-        import torch
-
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError:
-            raise RuntimeError(first_line(error)) from error
 
 
 @dataclass

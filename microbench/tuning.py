@@ -22,6 +22,7 @@ from kernels.files import warn_not_kept
 from kernels.op import TUNED
 from kernels.tune import QUICK, Choice
 from microbench import precompile
+from microbench.device.device import raise_if_dead
 from microbench.timing.stats import median
 from microbench.timing.timers import Timer
 
@@ -106,15 +107,11 @@ class Chosen(NamedTuple):
 
 @dataclass
 class Tuner:
-    """Chooses candidates of one target by `timer`. `search` is how many it times of ours.
-
-    `raise_if_dead` passes on an error that leaves the device unusable.
-    """
+    """Chooses candidates of one target by `timer`. `search` is how many it times of ours."""
 
     target: Target
     timer: Timer
     search: int
-    raise_if_dead: Callable[[Exception], None]
     _samples: dict[str, int] = field(default_factory=dict[str, int], init=False)
     _ahead: dict[str, Future[Broken]] = field(default_factory=dict[str, Future[Broken]], init=False)
 
@@ -198,7 +195,7 @@ class Tuner:
         wrong: list[tuple[Candidate, int, float]] = []
 
         def failed(_i: int, error: Exception) -> None:
-            self.raise_if_dead(error)
+            raise_if_dead(error)
             errors.append(error)
 
         ranked = ranking(works, stages, lambda i: sample(candidates[i]), failed)

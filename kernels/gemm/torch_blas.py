@@ -58,8 +58,6 @@ def _check_one_call(case: Case, target: Target) -> None:
     public = "scaled_grouped_mm" if precision.is_float8 else "grouped_mm"
     if precision.is_float8 and target.kind == "cpu":
         raise CannotRun(f"torch has {public} on a GPU alone")
-    if not hasattr(functional, public):
-        raise CannotRun(f"this version of torch has no {public}")
     if precision.storage not in ("bfloat16", "float8_e4m3fn"):
         raise CannotRun(f"torch multiplies groups in bf16 and fp8, not in {name}")
     if off := problem.misaligned(precision):

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kernels.case import Target
+from kernels.messages import first_line
 from microbench.device import host
 from microbench.device.host import software as software
 from microbench.device.telemetry import POLL_INTERVAL_S, SM_CLOCK, GpuState, NvmlGpu, Telemetry
@@ -144,6 +145,12 @@ def fault_of_gpu() -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def raise_if_dead(error: Exception) -> None:
+    """RuntimeError after a fault that leaves the GPU of no use to this process."""
+    if fault_of_gpu():
+        raise RuntimeError(first_line(error)) from error
 
 
 def held_by_others() -> str:

@@ -8,7 +8,6 @@ cannot run, from the largest GEMMs of the run itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from operator import attrgetter
 from statistics import fmean
 
@@ -17,8 +16,8 @@ from kernels.case import Case, Target
 from kernels.ceilings import PeakKernel, copy, load, peak_kernels
 from kernels.gemm import Gemm
 from kernels.gpus import find_card
-from kernels.messages import first_line
 from kernels.precision import precision
+from microbench.device.device import raise_if_dead
 from microbench.measure import Announce, Measurer
 from microbench.results.types import Ceiling, Result
 from microbench.roofline.limits import INSTRUCTION
@@ -110,7 +109,7 @@ def instruction_ceilings(
     what does not run. RuntimeError: the device is unusable.
     """
     ceilings: list[Ceiling] = []
-    for name in precisions if find_spec("cupy") else ():
+    for name in precisions:
         tried: list[Ceiling] = []
         for variant in peak_kernels(name, target):
             announce(name, f"trying {variant.instruction} {variant.label}")
@@ -129,12 +128,7 @@ def _tried(variant: PeakKernel, name: str, target: Target, timer: Timer) -> list
         timer.run(loaded.launch, WARM_LAUNCHES)
         block = timer.block(loaded.launch, TRY_SAMPLES)
     except Exception as failure:
-        import torch
-
-        try:
-            torch.cuda.synchronize(target.index)
-        except RuntimeError:  # a fault that only a new process survives
-            raise RuntimeError(first_line(failure)) from failure
+        raise_if_dead(failure)
         return []
     rate = loaded.flops / (fmean(block.times_s) - timer.overhead_s)  # the clock is a mean too
     clocks_per_s = 1e6 * (block.sm_clock_mhz or 0.0) * target.sm_count

@@ -43,8 +43,6 @@ def measured(
         return Loaded(lambda: took, FLOPS, lambda: error)
 
     monkeypatch.setattr(ceilings, "load", load)
-    monkeypatch.setattr(ceilings, "find_spec", lambda name: name)
-    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
     return instruction_ceilings(target, PlantedTimer(), names, lambda *_: None)
 
 
@@ -66,11 +64,12 @@ def test_each_precision_s_instruction_is_measured_and_the_fewest_clocks_count(
     assert found.flop_per_s == pytest.approx(FLOPS / 2e-3)
     assert measured(monkeypatch, "no such register", "no such register") == []
 
-    def dead(device: int) -> None:
+    def dead(*_: object) -> None:
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
         measured(patch)
+        patch.setattr("torch.cuda.is_initialized", lambda: True)
         patch.setattr("torch.cuda.synchronize", dead)
         patch.setattr(ceilings, "load", dead)
         with pytest.raises(RuntimeError):

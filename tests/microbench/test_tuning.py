@@ -144,7 +144,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tuner_of(seconds: dict[str, float], search: int = QUICK) -> tuple[Tuner, Planted]:
     timer = Planted(seconds)
-    return Tuner(H200, timer, search, lambda _: None), timer
+    return Tuner(H200, timer, search), timer
 
 
 def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
@@ -210,7 +210,7 @@ def test_what_later_cases_time_is_compiled_while_earlier_ones_are_measured(
     timer.seconds |= {label: 1e-5 for label in other}
     tuner.choose(cases[1], prepared([candidate(label) for label in other]), announce)
     assert sorted(begun, key=cases.index) == cases, "each once"
-    tuning.Tuner(H200, timer, NONE, lambda _: None).expect(cases)
+    tuning.Tuner(H200, timer, NONE).expect(cases)
     assert len(begun) == len(cases), "where nothing is timed, nothing is compiled"
 
 
