@@ -129,7 +129,9 @@ def test_published_checks_of_compare_are_what_the_runs_give(name: str) -> None:
     published = document(name)
     runs = [run(one["file"].removesuffix(".json")) for one in published["runs"]]
     assert {one.method_version for one in runs} == {published["method_version"]}
-    assert all({**one.device, "card": None} == {**published["device"], "card": None} for one in runs)
+    assert all(
+        {**one.device, "card": None} == {**published["device"], "card": None} for one in runs
+    )
     assert [list(one.command) for one in runs] == [one["command"] for one in published["runs"]]
     if name != "compare-power":
         found = false_verdicts(runs, 3, 10)

@@ -5,13 +5,10 @@ docs/diagnose.md quotes some.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
@@ -23,7 +20,7 @@ from samples.traces import Made, traces
 from scenarios.__main__ import main
 from scenarios.pack_trace import pack
 from scenarios.report import summary, table
-from scenarios.run import Cause, Found, Scenario
+from scenarios.run import Scenario
 from scenarios.table import SCENARIOS
 from torch import nn
 
@@ -287,59 +284,6 @@ def test_packing_changes_no_time(made: Made, tmp_path_factory: pytest.TempPathFa
     (packed,) = diagnose([folder / "packed.json.gz"]).runs
     assert (packed.terms, packed.window_ns) == (whole.terms, whole.window_ns)
     assert packed.findings == whole.findings
-
-
-def test_a_packed_trace_has_its_first_steps_and_all_that_they_launched(tmp_path: Path) -> None:
-    """Each of two kernels ends after the step that launched it."""
-    made = Made()
-    times = {
-        "ends": [100, 200], "names": ["k", "cudaLaunchKernel"],
-        "work": [[0, "kernel", 110, 30, "0/7", 1], [0, "kernel", 210, 30, "0/7", 2]],
-        "calls": [[1, 80, 5, 1, 1], [1, 180, 5, 1, 2]],
-    }  # fmt: skip
-    made.header = {"halfway": {"traced": 2, "lead_in": 0, "times": times, "bare_s": [0.1, 0.2]}}
-    for start in (0, 100_000):
-        made.op("aten::mm", start + 70_000, start + 90_000)
-        made.kernel("k", start + 110_000, start + 140_000, start + 80_000)
-    made.steps(100_000, 200_000)
-    source, target = made.write(tmp_path / "trace.json"), tmp_path / "packed.json.gz"
-    for most_bytes, steps in ((1 << 20, 2), (1, 1)):
-        assert pack(source, target, most_bytes) == target.stat().st_size
-        packed = json.loads(gzip.decompress(target.read_bytes()))
-        names = Counter(event["name"].partition("#")[0] for event in packed["traceEvents"])
-        assert names == dict.fromkeys(("aten::mm", "cudaLaunchKernel", "k", "ProfilerStep"), steps)
-        facts = packed["halfway"]
-        assert (facts["traced"], facts["bare_s"]) == (steps, [0.1, 0.2])
-        assert facts["times"] == {
-            name: kept if name == "names" else kept[:steps] for name, kept in times.items()
-        }
-
-
-def test_right_and_wrong_answers_are_counted() -> None:
-    """The cause of the first costs 30 % of 10 ms at most, and its fix saves 26 %."""
-    live = Found(0.01, 0.012, 0.9, True, (Cause("layout changes", 3.0), Cause("casts", 0.5)))
-    fixed = Found(0.0074, 0.0075, 0.9, True, (Cause("casts", 0.5),))
-    words = ("halfway", "diagnose", "nchw.py")
-    right = Scenario("nchw", "layout", words, True, 9.0, live, live, fixed, fixed)
-    second = replace(live, causes=(Cause("casts", 4.0), Cause("layout changes", 3.8)))
-    wrong = replace(right, name="wrong", live=second, alone=None, fixed_alone=None)
-    lost = Scenario("lost", "layout", words, True, 9.0, problem="lost: exit code 1")
-    nothing = replace(live, causes=())
-    control = Scenario("control", "", words, True, 9.0, nothing, nothing)
-    never = replace(control, name="never", live=fixed, never="casts|TF32")
-    idle = replace(right, name="idle", fixed=live, fixed_alone=None)
-    silent = replace(wrong, name="silent", live=replace(nothing, refused=True), may_refuse=True)
-    ran = (right, wrong, lost, control, never, idle, silent)
-    text = "\n".join([*table(ran), *summary(ran)])
-    for said in (
-        "| nchw | 10 | 7.4 | yes | yes | no | 30.0 % | 26.0 % | +20 % |",
-        "| wrong | 10 | 7.4 | no. 2 |", "| control | 10 |  | nothing | nothing |",
-        "| never | 7.4 |  | named |", "| silent | 10 | 7.4 | no verdict |",
-        "first in 2 of 3 scripts live",
-        "named in 2 of 6 scripts", "lost: lost: exit code 1", "measured one in 1 of 2",
-        "idle: its fix gains 0.0 %", "never: must not be named: casts",
-    ):  # fmt: skip
-        assert said in text, said
 
 
 def test_the_page_has_the_tables_of_the_published_runs() -> None:

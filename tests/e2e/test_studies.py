@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +25,6 @@ from microbench.errors import UserError
 from microbench.report.screen import make_console
 from microbench.results.runfile import write_run
 
-ROOT = Path(__file__).parents[2]
-SOURCES: dict[str, list[str]] = json.loads(
-    (ROOT / "tests/samples/published.json").read_text(encoding="utf-8")
-)
 STUDIES = [read_study(name) for name in shipped()]
 SMALL = """
 schema = 2
@@ -92,35 +87,6 @@ def test_the_five_studies_are_there_and_their_runs_are_commands() -> None:
 def records_of(published: Any) -> list[dict[str, Any]]:
     names = [*published.keys, *(column.value for column in published.columns)]
     return [dict(zip(names, row, strict=True)) for row in published.rows]
-
-
-def in_text(source: str, published: Any, record: Any) -> bool:
-    """Whether one row of the author's table has the record's words, in order."""
-    rows = SOURCES[source]
-    values = [column.value for column in published.columns if column.value != "speedup"]
-    if "card" in published.keys:  # a metric a row, a batch a column
-        place = (128, 256, 512, 1024, 2048).index(record["batch"])
-        named = f"{record['card']} - {record['method']} | "
-        cells = [row.split(" | ")[2 + place] for row in rows if row.startswith(named)]
-        return cells == [record[name] for name in values]
-    texts = [str(record[name]) for name in values if record[name] != ""]
-    keys = [str(record[key]) for key in published.keys]
-    if "stack" in published.keys:  # the stacks are columns, but in the lines of the ranges
-        keys = [f"{record['network']}-{record['recipe']}"]
-    if published.title == "Kaggle Kernel":
-        keys = [record["recipe"]]  # its card is in the text alone
-    pattern = ".*".join(re.escape(word) for word in (*keys, *texts))
-    return any(re.search(pattern, row) for row in rows)
-
-
-def test_published_numbers_are_those_of_the_texts() -> None:
-    records = [(s.source, one, r) for s in STUDIES for one in s.published for r in records_of(one)]
-    assert [record for record in records if not in_text(*record)] == []
-    found = {study.source: sum(len(one.rows) for one in study.published) for study in STUDIES}
-    rows = {source: len(lines) for source, lines in SOURCES.items()}
-    assert found["002_57fa2bc8f75b279e.txt"] == rows["002_57fa2bc8f75b279e.txt"] == 42
-    assert found["003_19fad38897715ce6.txt"] == rows["003_19fad38897715ce6.txt"] == 8
-    assert found["001_2fa5950b8c0c6afe.txt"] * 3 == 5 * rows["001_2fa5950b8c0c6afe.txt"] == 135
 
 
 def seconds_of(text: str) -> float:

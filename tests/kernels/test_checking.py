@@ -113,17 +113,8 @@ def test_an_error_is_its_first_line_or_its_type(error: Exception, first: str, wh
 # ---------------------------------------------------------------- the table of precisions
 
 
-# CUDA C++ Programming Guide: since when Tensor Cores multiply it (fp64 and fp32 need none).
-SINCE = {
-    "fp64": (5, 0), "fp32": (5, 0), "fp16": (7, 0), "fp16-acc16": (7, 0), "int8": (7, 5),
-    "tf32": (8, 0), "bf16": (8, 0), "fp8-e4m3": (8, 9), "fp8-e4m3-precise": (8, 9),
-    "fp8-e5m2": (8, 9), "fp8-tensor": (8, 9), "fp8-row": (9, 0), "fp8-block": (9, 0),
-    "fp8-weights": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("kind", PRECISIONS.values(), ids=lambda p: p.name)
-def test_each_entry_is_whole_and_runs_where_the_hardware_multiplies_it(kind: Precision) -> None:
+def test_each_entry_is_what_torch_has_of_its_types(kind: Precision) -> None:
     assert PRECISIONS[kind.name] is precision(kind.name) is kind
     for which in ("storage", "storage_b", "accumulate", "output"):
         assert isinstance(kind.torch_dtype(which), torch.dtype)
@@ -131,31 +122,14 @@ def test_each_entry_is_whole_and_runs_where_the_hardware_multiplies_it(kind: Pre
     assert kind.output_bytes == kind.torch_dtype("output").itemsize
     assert kind.accumulator_bytes == kind.torch_dtype("accumulate").itemsize
     assert kind.is_float8 == (kind.bytes_per_element == 1 and kind.torch_dtype().is_floating_point)
-    named = kind.multiply if kind.casts else "fp8" if kind.is_float8 else kind.factors.name
-    assert kind.rate_name == named
     output = kind.torch_dtype("output")
     if output.is_floating_point:
         assert torch.finfo(output).eps / 8 <= kind.rel_tolerance <= 0.05
     else:
         assert kind.rel_tolerance == 0.0
-    lacking = {"cupy", "cudnn"} if kind.is_float8 else {"cudnn"} if kind.name == "int8" else set()
-    expected = dict.fromkeys({"cublas", "cublaslt", "cupy", "cudnn"} - lacking, SINCE[kind.name])
-    if kind.name not in ("fp64", "fp32", "fp16-acc16", "fp8-e4m3-precise"):
-        expected["triton"] = max((7, 0), SINCE[kind.name])  # Triton begins with Volta
-    alone = "cublas" if kind.casts else "triton" if kind.widens else ""
-    assert kind.min_capability == ({alone: SINCE[kind.name]} if alone else expected)
 
 
-def test_lanes_do_what_the_storage_allows_and_other_names_lead_to_entries_without_torch() -> None:
-    """Multiply-adds of a lane and clock, and the datasheets' rate that they are multiples of."""
-    lanes = {name: kind.simt_twin for name, kind in PRECISIONS.items() if kind.simt_twin}
-    packed = {name: 4 // PRECISIONS[name].bytes_per_element for name in ("tf32", "int8")}
-    assert lanes.pop("tf32") == ("fp32", packed["tf32"])
-    assert lanes.pop("int8") == ("fp32", packed["int8"])
-    assert lanes.pop("fp8-weights") == ("bf16", 1)
-    assert set(lanes.values()) == {("fp16", 1)}
-    casts = {name for name, kind in PRECISIONS.items() if kind.casts}
-    assert set(lanes) == {"fp16-acc16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"} | casts
+def test_other_names_lead_to_entries_without_torch() -> None:
     assert all(target in PRECISIONS for target in ALIASES.values())
     assert not set(ALIASES) & set(PRECISIONS)
     assert precision("half").name == "fp16"

@@ -271,18 +271,6 @@ def test_the_better_library_is_chosen_size_by_size_and_each_back_end_apart() -> 
 # ---------------------------------------------------------------- any run
 
 
-@pytest.mark.parametrize("card", ["cpu", "nvidia-h200"])
-def test_every_answer_has_at_most_ten_lines(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all published kernels, in 80 columns, before the first table."""
-    monkeypatch.setenv("COLUMNS", "80")
-    for path in sorted((H200.parent / card).rglob("*.json")):
-        if b'"ceilings":[{' in path.read_bytes()[:10_000] and (run := read_run(path)).results:
-            file = io.StringIO()
-            print_report(report_of(run), make_console(file=file))
-            answer, *_ = file.getvalue().split("\n\n")
-            assert len(answer.splitlines()) <= 10, f"{path}\n{answer}"
-
-
 def widest(text: str) -> int:
     return max(cell_len(line) for line in text.splitlines())
 
