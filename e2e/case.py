@@ -75,15 +75,15 @@ def _loader(case: TrainCase) -> str:
 def setting(
     default: Any = MISSING,
     *,
-    label: Label | None = None,
+    label: str | Label,
     varied: bool = False,
     least: int | None = None,
     later: bool = False,
 ) -> Any:
     """A field of `TrainCase`.
 
-    `label` returns the value's text in reports, "" for the usual value (without a label: name and
-    value where it is not the default). `varied`: variants of one comparison may differ in it.
+    `label` is the text of a value that is not the default, with "{}" for the value; or it returns
+    the text, "" for the usual value. `varied`: variants of one comparison may differ in it.
     `least` is the smallest value that a run file may have. `later`: older files have keys without
     it, so keys name it only where it is not the default.
     """
@@ -121,28 +121,19 @@ class TrainCase:
     A new field goes to the end: the order is that of keys, run files and CSV columns.
     """
 
-    network: str = setting(label=lambda case: case.network)
-    recipe: str = setting(label=lambda case: case.recipe, varied=True)
-    batch: int = setting(label=lambda case: f"batch {case.batch}", least=1)
+    network: str = setting(label="{}")
+    recipe: str = setting(label="{}", varied=True)
+    batch: int = setting(label="batch {}", least=1)
     input: str = setting(label=lambda case: "input " * ("x" not in case.input) + case.input)
     layout: str = setting("nchw", label=lambda case: case.layout, varied=True)
     optimizer: str = setting("sgd", label=lambda case: case.optimizer, varied=True)
-    fused: bool = setting(True, varied=True, label=lambda case: "" if case.fused else "unfused")
-    compile: bool = setting(
-        False, varied=True, label=lambda case: "+compile" if case.compile else ""
-    )
-    graph: bool = setting(False, varied=True, label=lambda case: "+graph" if case.graph else "")
-    accumulate: int = setting(1, least=1)
-    loss_scale: float | None = setting(
-        None, varied=True,
-        label=lambda case: "" if case.loss_scale is None else f"scale {case.loss_scale:g}",
-    )  # fmt: skip
-    keep_batchnorm_fp32: bool = setting(
-        False, varied=True, label=lambda case: "bn fp32" if case.keep_batchnorm_fp32 else ""
-    )
-    label_smoothing: float = setting(
-        0.0, label=lambda c: f"smoothing {c.label_smoothing:g}" if c.label_smoothing else ""
-    )
+    fused: bool = setting(True, label="unfused", varied=True)
+    compile: bool = setting(False, label="+compile", varied=True)
+    graph: bool = setting(False, label="+graph", varied=True)
+    accumulate: int = setting(1, label="accumulate {}", least=1)
+    loss_scale: float | None = setting(None, label="scale {:g}", varied=True)
+    keep_batchnorm_fp32: bool = setting(False, label="bn fp32", varied=True)
+    label_smoothing: float = setting(0.0, label="smoothing {:g}")
     data: str = setting(
         "synthetic", label=lambda case: f"{DATA_WORDS.get(case.data, case.data)} data"
     )
@@ -150,9 +141,9 @@ class TrainCase:
     workers: int = setting(
         0, least=0, label=lambda case: _count(case.workers, "worker") if case.workers else ""
     )
-    cached: bool = setting(False, label=lambda case: "batches discarded" if case.cached else "")
-    cold: bool = setting(False, label=lambda case: "cold files" if case.cold else "")
-    prefetch: int = setting(0, least=0)
+    cached: bool = setting(False, label="batches discarded")
+    cold: bool = setting(False, label="cold files")
+    prefetch: int = setting(0, label="prefetch {}", least=0)
     cpus: int = setting(
         0, least=0, label=lambda case: _count(case.cpus, "core") if case.cpus else ""
     )
@@ -160,38 +151,20 @@ class TrainCase:
         1, least=1, label=lambda case: _count(case.gpus, "GPU") if case.gpus > 1 else ""
     )
     search: str = setting(FULL, later=True, label=lambda case: SEARCH_LABELS.get(case.search, ""))
-    lr: float | None = setting(
-        None, later=True, label=lambda case: "" if case.lr is None else f"lr {case.lr:g}"
-    )
-    warmup: int = setting(0, least=0, later=True)
-    schedule: str = setting(
-        CONSTANT, later=True, label=lambda c: "" if c.schedule == CONSTANT else c.schedule
-    )
-    clip: float | None = setting(
-        None, later=True, label=lambda case: "" if case.clip is None else f"clip {case.clip:g}"
-    )
-    held_out: int = setting(
-        0, least=0, later=True,
-        label=lambda case: f"{case.held_out} held out" if case.held_out else "",
-    )  # fmt: skip
+    lr: float | None = setting(None, label="lr {:g}", later=True)
+    warmup: int = setting(0, label="warmup {}", least=0, later=True)
+    schedule: str = setting(CONSTANT, label="{}", later=True)
+    clip: float | None = setting(None, label="clip {:g}", later=True)
+    held_out: int = setting(0, label="{} held out", least=0, later=True)
     memory_limit: int = setting(
         0, least=0, later=True,
         label=lambda case: f"limit {case.memory_limit / 1e9:g} GB" if case.memory_limit else "",
     )  # fmt: skip
-    deterministic: bool = setting(False, later=True)
-    weights: str = setting("", later=True)
-    freeze: str = setting(
-        "", later=True, label=lambda case: f"frozen {case.freeze}" if case.freeze else ""
-    )
-    compress: str = setting(
-        NO_COMPRESSION, varied=True, later=True,
-        label=lambda case: "" if case.compress == NO_COMPRESSION else (
-            f"{case.compress} gradients"
-        ),
-    )  # fmt: skip
-    evaluation: bool = setting(
-        False, later=True, label=lambda case: "forward alone" if case.evaluation else ""
-    )
+    deterministic: bool = setting(False, label="deterministic", later=True)
+    weights: str = setting("", label="weights {}", later=True)
+    freeze: str = setting("", label="frozen {}", later=True)
+    compress: str = setting(NO_COMPRESSION, label="{} gradients", varied=True, later=True)
+    evaluation: bool = setting(False, label="forward alone", later=True)
 
     @property
     def op(self) -> str:
@@ -233,12 +206,7 @@ LEAST: Mapping[str, int] = {
 def label_of(case: TrainCase, name: str) -> str:
     """A setting of a case as reports say it; "" where the value is the usual one."""
     attribute = TrainCase.__dataclass_fields__[name]
-    label = cast("Label | None", attribute.metadata["label"])
-    if label is not None:
+    value, label = getattr(case, name), cast("str | Label", attribute.metadata["label"])
+    if callable(label):
         return label(case)
-    value, title = getattr(case, name), name.replace("_", " ")
-    if value == attribute.default:
-        return ""
-    return title if value is True else f"{title} {value:g}" if isinstance(value, float) else (
-        f"{title} {value}"
-    )  # fmt: skip
+    return "" if value == attribute.default else label.format(value)
