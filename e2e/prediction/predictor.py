@@ -73,12 +73,8 @@ class CannotPredict(Exception):
     """The message is the reason shown to the user."""
 
 
-class CannotTrace(Exception):
-    """Fake tensors cannot follow the network; the message is the reason shown to the user."""
-
-
 def trace(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
-    """Record a step without running it. CannotTrace where only a real step can tell."""
+    """Record a step without running it. CannotPredict where only a real step can tell."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with silent():
         try:
@@ -87,16 +83,14 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
             # that is not in one piece; and it keeps their dropout's state for the whole process.
             recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
             if recurrent and device.type == "cuda":
-                raise CannotTrace("cuDNN's recurrent layers need weights that are in memory")
+                raise CannotReplay("cuDNN's recurrent layers need weights that are in memory")
             # One thread: fake tensors live in the mode of the thread that made them.
             with torch.autograd.set_multithreading_enabled(False), fake:
                 _move(module, case, recipe_of(case), device)
                 return record_step(network, case, device, classes, module)
-        except CannotTrace:
-            raise
         except Exception as error:
-            explained = isinstance(error, CannotReplay)
-            raise CannotTrace(str(error) if explained else one_line(error)) from error
+            why = str(error) if isinstance(error, CannotReplay) else one_line(error)
+            raise CannotPredict(f"the step cannot be traced: {why}; train it instead") from error
 
 
 def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
@@ -217,9 +211,6 @@ class Predictor:
             return replace(blank, reason=reason)
         try:
             return replace(blank, status=PREDICTED, predicted=self._predicted(case, announce))
-        except CannotTrace as problem:
-            why = f"the step cannot be traced: {problem}; train it instead"
-            return replace(blank, reason=why)
         except CannotPredict as problem:
             return replace(blank, reason=str(problem))
         except Exception as error:

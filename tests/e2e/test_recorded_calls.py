@@ -36,7 +36,7 @@ from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.fake_tensor_strides import CPU_RULES, RULES
 from e2e.prediction.padding import Padding, padding
-from e2e.prediction.predictor import CannotTrace, key_of, record_step, trace
+from e2e.prediction.predictor import CannotPredict, key_of, record_step, trace
 from e2e.prediction.recorder import LEAST_COLD, WIDE, Cache, Recorder, TracedOp
 
 ATEN = torch.ops.aten
@@ -292,7 +292,7 @@ def test_phases_come_in_order_and_hold_what_they_are_called_for_however_large() 
 def test_a_network_that_fake_tensors_cannot_follow_says_so(reads: bool, named: str) -> None:
     network = network_of(Undecided, reads)
     case = case_of(network)
-    with pytest.raises(CannotTrace, match=named):
+    with pytest.raises(CannotPredict, match=named):
         trace(network, case, CPU, CLASSES)
     assert record_step(network, case, CPU, CLASSES).ops
     # Recurrent layers of cuDNN ask where weights lie; a CPU's are traced like others.
@@ -302,7 +302,7 @@ def test_a_network_that_fake_tensors_cannot_follow_says_so(reads: bool, named: s
         loss=lambda output, target: output[0].float().square().mean(),
     )  # fmt: skip
     case = case_of(recurrent)
-    with pytest.raises(CannotTrace, match="recurrent"):
+    with pytest.raises(CannotPredict, match="recurrent"):
         trace(recurrent, case, torch.device("cuda"), CLASSES)
     assert trace(recurrent, case, CPU, CLASSES).ops
 
