@@ -17,19 +17,8 @@ from typing import Any
 
 import click
 
-from microbench import requests
-from microbench.command_line import (
-    FILE,
-    NETWORK,
-    PYTHON,
-    SETTINGS,
-    Outputs,
-    Override,
-    Program,
-    Schema,
-    click_options,
-    options_of,
-)
+from microbench import command_line, requests
+from microbench.command_line import FILE, NETWORK, SETTINGS, Outputs, Override, Program
 from microbench.streams import run_app
 
 FLEET_BACKEND, FLEET_S = "cublas", 10.0  # of sampling: power and clock have settled
@@ -45,13 +34,13 @@ def app() -> None:
 
 
 def measuring(
-    kind: type[Schema], backends: str, *changed: Override, but: Set[str] = frozenset()
+    kind: type[command_line.Schema], backends: str, *changed: Override, but: Set[str] = frozenset()
 ) -> Callable[..., Any]:
     """The options of a measuring command, but some: those of its request, then the conditions."""
     overrides = {row.name: row for row in (Override("backend", help=backends), *changed)}
     schemas = (kind, requests.Conditions, Outputs)
-    names = [name for name in options_of(*schemas) if name not in but]
-    return click_options([overrides.get(name, name) for name in names], *schemas)
+    names = [name for name in command_line.options_of(*schemas) if name not in but]
+    return command_line.click_options([overrides.get(name, name) for name in names], *schemas)
 
 
 def _measure(kind: type[Any], options: dict[str, Any]) -> None:
@@ -181,7 +170,7 @@ def show(files: tuple[Path, ...], **options: Any) -> None:
       halfway show *.json --html page.html
     """
     for file in files:
-        if file.suffix == PYTHON:
+        if file.suffix == command_line.PYTHON:
             raise click.UsageError(f"{file} is a script: halfway diagnose {file}")
     from microbench.commands import show_files
 
@@ -250,7 +239,7 @@ def doctor() -> None:
 
 
 @app.command()
-@click_options(
+@command_line.click_options(
     (
         Override("sizes", default="8192"), "dtype",
         Override("budget", help="Seconds of sampling on each GPU  [default: 10]"),

@@ -28,15 +28,9 @@ from kernels.user import described
 from microbench.device import profiler as kernel_names
 from microbench.device.device import held_by_others, raise_if_dead
 from microbench.device.telemetry import Telemetry, TelemetrySummary
+from microbench.results import types
 from microbench.results.merging import with_ratios
-from microbench.results.types import (
-    LEFT_WORK,
-    TIME_DECIMALS,
-    TOO_FAST,
-    TURNED_WRONG,
-    Measurement,
-    Result,
-)
+from microbench.results.types import Measurement, Result
 from microbench.sweep import Group
 from microbench.timing import FEWEST_ROUNDS, LARGE_FLOPS, interleave
 from microbench.timing.interleave import HEAVY, INTERIM_LOOKS, Variant, VariantFailed, blaming
@@ -339,11 +333,11 @@ class Measurer:
                 lambda launch: self.timer.block(replace(item.launch, launch=launch), 1)
             )
         except LeftBehind:
-            reason = f"{LEFT_WORK}: work was left on another stream"
+            reason = f"{types.LEFT_WORK}: work was left on another stream"
             raise Wrong(reason, item.result.rel_error) from None
         if not error <= tolerance:
             reason = describe_wrong(error, tolerance).removeprefix(WRONG)
-            raise Wrong(TURNED_WRONG + reason, error)
+            raise Wrong(types.TURNED_WRONG + reason, error)
 
     def _failed(self, result: Result, error: Exception) -> Result:
         """The result of a variant that raised or is wrong. With `tracebacks`, what a kernel of the
@@ -385,7 +379,7 @@ def measurement_of(
     `heavy` says that the device was busy all the time; then energy per launch is power times time.
     """
     blocks = [[t - timer.overhead_s for t in block.times_s] for block in variant.blocks]
-    times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
+    times = [round(t, types.TIME_DECIMALS) for block in blocks for t in block]
     clocks = [block.sm_clock_mhz for block in variant.blocks if block.sm_clock_mhz]
     every = len(clocks) == len(blocks)
     centre = median(times)
@@ -428,7 +422,7 @@ def too_fast(result: Result, seconds: float, target: Target) -> str | None:
     if seconds > 0 and result.flops / seconds <= most:
         return None
     unit = "TOP/s" if case.precision.storage == "int8" else "TFLOP/s"
-    return f"{TOO_FAST}: {most / 1e12:.0f} {unit} in {case.precision_name} at most"
+    return f"{types.TOO_FAST}: {most / 1e12:.0f} {unit} in {case.precision_name} at most"
 
 
 def describe_wrong(error: float, tolerance: float) -> str:

@@ -28,19 +28,8 @@ from kernels.precision import PRECISIONS
 from kernels.problem import Problem
 from kernels.tune import MOST_CANDIDATES, QUICK
 from kernels.user import UserBackend
-from microbench import sweep
-from microbench.command_line import (
-    Outputs,
-    above_0,
-    at_least,
-    check_options,
-    check_processes,
-    check_seed,
-    check_there,
-    choice,
-    filled,
-    one_of,
-)
+from microbench import command_line, sweep
+from microbench.command_line import Outputs, at_least, choice, filled, one_of
 from microbench.errors import UserError
 from microbench.sweep import Group, read_shapes, refused
 from microbench.timing import L2_STATES, REGIMES, TIMERS
@@ -282,7 +271,7 @@ def _traced(
 ) -> Traced:
     """A network's step, or its linear layers by tokens. UserError where it cannot be traced."""
     known = torchvision_names()
-    check_there(name)
+    command_line.check_there(name)
     if ":" not in name and name.lower() not in known:
         hint = suggest(name.lower(), known) or "; your own: module:function"
         raise UserError(f"torchvision has no network {name!r}{hint}")
@@ -349,7 +338,7 @@ REQUESTS: Mapping[str, type[Request]] = {
 
 def request_of(kind: type[R], words: Mapping[str, Any]) -> R:
     """The request of a command, from its options by name. UserError for an invalid value."""
-    check_options(words, kind, Conditions)
+    command_line.check_options(words, kind, Conditions)
     given = {name: value for name, value in words.items() if value is not None}
     words = {**words, **kind.usual(words), **given}
     conditions = filled(Conditions, words, outputs=filled(Outputs, words))
@@ -515,12 +504,12 @@ class Conditions:
         check=one_of(REGIMES),
     )
     budget: float | None = choice(
-        None, "Total sampling time in seconds  [default: by case]", check=above_0()
+        None, "Total sampling time in seconds  [default: by case]", check=command_line.above_0()
     )
     processes: int | None = choice(
         None,
         "Processes that time each case; 3 for runs that will be compared  [default: 1]",
-        check=check_processes,
+        check=command_line.check_processes,
     )
     tune: int = choice(
         QUICK,
@@ -530,5 +519,7 @@ class Conditions:
     without: str = choice(
         "", "Leave out our Triton configurations of these labels: 'split_k/*,*/direct'", kept=True
     )
-    seed: int | None = choice(None, "Seed of the input values  [default: random]", check=check_seed)
+    seed: int | None = choice(
+        None, "Seed of the input values  [default: random]", check=command_line.check_seed
+    )
     outputs: Outputs = field(default_factory=Outputs)

@@ -18,15 +18,8 @@ from torch.nn import functional as F
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.linear import PRODUCTS, Linear
-from kernels.linear.operands import (
-    BLOCK,
-    BLOCK_SCALED,
-    MX_BLOCK,
-    LinearOperands,
-    Quantised,
-    matrix,
-    quantised,
-)
+from kernels.linear import operands as cast
+from kernels.linear.operands import BLOCK_SCALED, LinearOperands, Quantised, matrix, quantised
 from kernels.messages import first_line
 
 TORCHAO = "torchao"  # the back end of its layer
@@ -58,7 +51,8 @@ def check(case: Case, target: Target) -> None:
             raise CannotRun("torchao's layer is a whole step in fp8-tensor or fp8-row, with casts")
         if find_spec(TORCHAO) is None:
             raise CannotRun("torchao is not installed: pip install 'halfway[fp8]'")
-    multiple = BLOCK if name == "fp8-block" else MX_BLOCK if name in BLOCK_SCALED else FP8_MULTIPLE
+    blocks = {"fp8-block": cast.BLOCK, **dict.fromkeys(BLOCK_SCALED, cast.MX_BLOCK)}
+    multiple = blocks.get(name, FP8_MULTIPLE)
     free = problem.which in ("fprop", "dgrad") and name != "fp8-block"  # nothing is summed over M
     for dim in "kn" if free else "mkn":
         if precision.casts and getattr(problem, dim) % multiple:

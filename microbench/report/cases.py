@@ -16,23 +16,8 @@ from kernels.op import OWN
 from kernels.precision import PRECISIONS
 from microbench import fmt, verdict
 from microbench.errors import UserError
-from microbench.report import charts
-from microbench.report.parts import (
-    DEFAULT,
-    VERBOSE,
-    Column,
-    Line,
-    Part,
-    Raw,
-    Report,
-    Row,
-    Value,
-    cells,
-    doubts,
-    missing,
-    value,
-    warnings_part,
-)
+from microbench.report import charts, parts
+from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Raw, Report, Row, value
 from microbench.results.types import RUINED_PCT, Ceiling, Json, Ratio, Result, Run
 from microbench.roofline.explain import OVER_PEAK_PCT, WIDE_INTERVAL_PCT, conversion_share
 from microbench.timing.stats import half_width_pct
@@ -82,7 +67,7 @@ def kernel_report(
               if name in names and "confidence interval is" not in warning.symptom
               and not warning.remedy.startswith("none needed")]  # fmt: skip
     limits = [f"{fmt.name(r.case)}: {r.why}" for r in run.results if r.why and not r.ruined_pct]
-    parts = [
+    shown = [
         *map(_with_signs, tables),
         _every_result(run),
         Part("What limits each case", below=limits, level=VERBOSE),
@@ -91,11 +76,11 @@ def kernel_report(
             below=_reading(run),
             level=VERBOSE if run.results else DEFAULT,
         ),
-        warnings_part(warned),
+        parts.warnings_part(warned),
     ]
     lost = [Line("", text) for text in _own_missing(run)]
-    lines = [*lost, *answer, *_doubt(run, judged), *doubts(asking, len(judged), most=1)]
-    return Report("", lines, parts, conditions(run), raw=[_raw(run)],
+    lines = [*lost, *answer, *_doubt(run, judged), *parts.doubts(asking, len(judged), most=1)]
+    return Report("", lines, shown, conditions(run), raw=[_raw(run)],
                   chart=chart or partial(rate_chart, run))  # fmt: skip
 
 
@@ -119,7 +104,7 @@ def _raw(run: Run) -> Raw:
     return list(dict.fromkeys(names)), rows
 
 
-def _raw_row(result: Result, paths: Mapping[str, str]) -> Mapping[str, Value]:
+def _raw_row(result: Result, paths: Mapping[str, str]) -> Mapping[str, parts.Value]:
     row = {name: value(result, path) for name, path in paths.items()}
     row["kernels"] = JOIN.join(result.kernels)
     row["layout_change_share"] = conversion_share(result) if result.kernels_s else None
@@ -157,7 +142,7 @@ def _every_result(run: Run) -> Part:
     ]  # fmt: skip
     lacking = [(fmt.name(r.case), f"{_missing(r)}: {r.reason or 'no reason given'}")
                for r in run.results if _missing(r)]  # fmt: skip
-    return Part("Every result", columns, rows_of(run.results), missing(lacking), VERBOSE)
+    return Part("Every result", columns, rows_of(run.results), parts.missing(lacking), VERBOSE)
 
 
 def picked(result: Result) -> str:
@@ -203,7 +188,7 @@ def of_peak(pct: float) -> str:
 
 def _with_signs(part: Part) -> Part:
     """The part, and below it what the signs mean that its table has."""
-    texts = " ".join(text for line in cells(part).texts for text in line)
+    texts = " ".join(text for line in parts.cells(part).texts for text in line)
     unclear = f"beyond ±{RUINED_PCT:.0f} % or above the peak: no verdict"
     meanings = [
         ("±?: one round only", "±?" in texts),
@@ -253,18 +238,18 @@ def _mean(summary: verdict.Summary) -> str:
 def conditions(run: Run) -> list[str]:
     """What all results share: what was computed, on which data, and how it was timed."""
     results = run.results
-    parts = sorted({result.case.op for result in results})
-    if len(parts) == 1 and not run.network:
+    said = sorted({result.case.op for result in results})
+    if len(said) == 1 and not run.network:
         setting = results[0].case.problem.setting
-        parts += [f"{name} {value}" for name, value in setting.items() if name not in run.varying]
+        said += [f"{name} {value}" for name, value in setting.items() if name not in run.varying]
     if len({result.case.data for result in results}) == 1:
-        parts.append(f"{results[0].case.data} data")
+        said.append(f"{results[0].case.data} data")
     timed = [result.measurement for result in results if result.measurement]
     for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime")):
         if timed:
             values = "/".join(sorted({getattr(one, field) for one in timed}))
-            parts.append(f"{title} {fmt.clean(values)}")
-    return parts
+            said.append(f"{title} {fmt.clean(values)}")
+    return said
 
 
 def _reading(run: Run) -> list[str]:

@@ -22,18 +22,9 @@ from typing import NamedTuple
 
 from kernels.op import OWN
 from microbench.errors import UserError
+from microbench.results import types
 from microbench.results.kinds import kinds
-from microbench.results.types import (
-    METHOD_VERSION,
-    RUINED_PCT,
-    AnyCase,
-    Entry,
-    Interval,
-    ProcessTime,
-    Ratio,
-    Run,
-    Timed,
-)
+from microbench.results.types import AnyCase, Entry, Interval, ProcessTime, Ratio, Run, Timed
 from microbench.timing import stats
 
 NOT_MEASURED = "not measured"  # in one of the runs, or both
@@ -247,7 +238,7 @@ def _row(
 def method_changed(entry: Entry, a: int, b: int) -> bool:
     """Whether such a result is measured otherwise in one of these method versions."""
     older, newer = sorted((a, b))
-    if older < 1 or newer > METHOD_VERSION:  # of which nothing is known
+    if older < 1 or newer > types.METHOD_VERSION:  # of which nothing is known
         return a != b
     return any(older < version <= newer for version in entry.changed_in)
 
@@ -418,7 +409,7 @@ def _over_processes(a: Timed, b: Timed, quantity: Quantity, usual: stats.Varianc
 # ---------------------------------------------------------------- ratios and verdicts
 
 
-RUINED = f"interval is beyond ±{RUINED_PCT:.0f} %"
+RUINED = f"interval is beyond ±{types.RUINED_PCT:.0f} %"
 IN_CYCLES = "the same in cycles"
 
 

@@ -6,23 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from kernels import cost
+from kernels import cost, triton_util
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.cost import Work, gathered_overfetch, overfetch
 from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
 from kernels.precision import Capability
-from kernels.triton_util import (
-    MAX_BOX,
-    MAX_INDEX,
-    TMA_ALIGNMENT,
-    LabelFormat,
-    gluon_missing,
-    power_of_two,
-    split_n,
-)
+from kernels.triton_util import MAX_BOX, MAX_INDEX, TMA_ALIGNMENT, power_of_two, split_n
 
 KERNELS = GATHER, PERSISTENT, GLUON = "conv_gather", "conv_persistent", "conv_gluon"
-LABELS = LabelFormat(
+LABELS = triton_util.LabelFormat(
     "Triton fprop and dgrad", KERNELS, ("images", "rows", "columns", "bk", "bc"),
     {"s": "stages", "w": "warps"}, {"sub": "epilogue_subtiles", "p": "per_sm"}, ("padded",),
 )  # fmt: skip
@@ -339,7 +331,7 @@ def gluon_runs(problem: ImplicitGemm, capability: Capability) -> bool:
     """
     strided = problem.shape.stride not in range(1, MOST_STRIDE + 1)
     one_type = not problem.precision.is_float8
-    return capability == (9, 0) and not strided and one_type and not gluon_missing()
+    return capability == (9, 0) and not strided and one_type and not triton_util.gluon_missing()
 
 
 def _gluon_valid(config: DataConfig, problem: ImplicitGemm, capability: Capability) -> bool:

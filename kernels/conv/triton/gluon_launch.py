@@ -12,21 +12,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
+from kernels.conv.triton import data_configs
 from kernels.conv.triton.copies import padded, weights_of
-from kernels.conv.triton.data_configs import (
-    LEAST_WIDTH,
-    MOST_STRIDE,
-    DataConfig,
-    depths,
-    tiles,
-    word,
-)
+from kernels.conv.triton.data_configs import LEAST_WIDTH, DataConfig, depths, tiles, word
 from kernels.conv.triton.gluon_kernel import conv_gluon
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.gpus import HOPPER
 from kernels.triton_util import Step, split_n
 
-VIEWS = MOST_STRIDE**2  # arguments that the kernel has for views
+VIEWS = data_configs.MOST_STRIDE**2  # arguments that the kernel has for views
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 Tap = tuple[tuple[int, int], int, int, int]
