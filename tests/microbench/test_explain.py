@@ -1,8 +1,7 @@
-"""What a run says of its cases: causes with their numbers, thresholds, efficiencies, warnings."""
+"""What a run says of its cases: causes with their numbers, thresholds, warnings."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from kernels.case import Case
 from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.gemm import Gemm
-from kernels.precision import PRECISIONS
 from microbench.device.profiler import fewer_operations, is_conversion, tile_of
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, ProcessTime, Result, Run
 from microbench.roofline.explain import annotate, explain
-from microbench.roofline.limits import Limits, limits_for, most_per_sm, tensor_core, waves
+from microbench.roofline.limits import Limits, limits_for, waves
 
 ROOT = Path(__file__).parents[2]
 PEAK = {"fp32": 66.9e12, "tf32": 494.7e12, "fp16": 989.4e12}
@@ -40,8 +38,6 @@ CEILINGS = (
     *(Ceiling("latency floor", "measured", p, seconds=FLOOR_S) for p in PEAK),
     Ceiling("memory", "measured", byte_per_s=4e12),
 )
-INSTRUCTION = Ceiling("instruction", "measured", "fp16", 1060e12, reference="wgmma, m64n256k16",
-                      flop_per_clock=4000)  # fmt: skip
 
 
 def took(
@@ -85,7 +81,6 @@ def annotated(*results: Result, device: dict[str, Any] = H200, ceilings: Any = C
 
 TILE = (128, 128, 64)
 DEEP = "nvjet_sm90_hsh_128x128_64x6_2x1_v_bz_TNT"  # six stages: shared memory for one
-FLAT = "sm90_xmma_gemm_f16f16_tilesize128x128x64_stage3_warpsize2x2x1"  # for two
 CAPPED = {"clock": 1400.0, "throttle": ("power cap",)}
 ODD = at_rate(gemm((4096, 4096, 4095)), 455e12)  # 43 % of what the SMs can do is no low rate
 CONVERT = "void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half, float, true, false>"
@@ -194,43 +189,6 @@ def test_a_difference_within_the_intervals_is_no_cause_and_tiles_are_those_launc
 
 
 @pytest.mark.parametrize(
-    ("tile", "precision", "more", "most"),
-    [
-        ((128, 256, 64), "fp16", {}, 1),  # 256 threads of 128 sums and more: half the registers
-        ((128, 128, 64), "fp16", {"kernels": (DEEP,)}, 1),  # 196 KB of an SM's 228
-        ((128, 128, 64), "fp16", {"kernels": (FLAT,)}, 2),  # 98 KB
-        ((128, 128, 64), "fp16", {"variant": "tma/128x128x64/s3/w4/g8"}, 2),
-        ((128, 128, 32), "fp64", {}, 1),  # a sum takes two registers
-        ((64, 64, 64), "fp16", {"kernels": ("cutlass_s16816gemm_f16_64x64_64x4_tn",)}, 3),
-    ],
-)
-def test_how_many_tiles_an_sm_may_hold(
-    tile: tuple[int, int, int], precision: str, more: dict[str, Any], most: int
-) -> None:
-    found = took(gemm(4096, precision), 1.0, tile=tile, **more)
-    assert most_per_sm(found, Run(("x",), "", H200, {})) == most
-
-
-@pytest.mark.parametrize(
-    ("shape", "precision", "layout", "off"),
-    [
-        ((64, 64, 64), "fp16", "nt", None),
-        ((63, 64, 64), "fp16", "nt", None),  # M is no row length when A and C are row-major
-        ((64, 63, 64), "fp16", "nt", ("N=63", 126)),
-        ((64, 64, 63), "fp16", "nt", ("K=63", 126)),
-        ((63, 64, 64), "fp16", "tt", ("M=63", 126)),
-        ((64, 64, 63), "fp16", "tn", None),
-        ((64, 4, 64), "fp32", "nn", None),
-        ((64, 64, 1000), "fp8-e4m3", "nt", ("K=1000", 1000)),
-    ],
-)
-def test_which_rows_are_off(
-    shape: tuple[int, int, int], precision: str, layout: str, off: tuple[str, int] | None
-) -> None:
-    assert Gemm(*shape, layout).misaligned(PRECISIONS[precision]) == off
-
-
-@pytest.mark.parametrize(
     ("name", "converts", "algorithm"),
     [(CONVERT, True, None), (BACK, True, None), (WORK, False, None), (FFT, False, "FFT"),
      ("void at::native::transpose_readonly", True, None), ("conv_transposed_kernel", False, None),
@@ -243,29 +201,6 @@ def test_what_a_kernel_s_name_says(name: str, converts: bool, algorithm: str | N
     assert tile_of(("Memset (Device)", WORK), conv()) == (128, 64, 64)
     assert tile_of((CONVERT, WORK), conv()) is None
     assert tile_of(("nvjet_sm90_hsh_256x128_64x4",), gemm(1)) == (128, 256, 64)
-
-
-# ---------------------------------------------------------------- efficiencies
-
-
-def test_efficiencies_are_of_the_datasheet_the_clock_and_what_was_measured() -> None:
-    held = at_rate(8192, 600e12, clock=1500.0)
-    found = annotated(held)
-    assert found.efficiency_pct == pytest.approx({
-        "datasheet": 100 * 600 / 989.4, "at_clock": 100 * 600e12 / (4096 * 132 * 1.5e9),
-        "measured": 100 * 600 / 700,
-    })  # fmt: skip
-    assert found.ceiling_pct == found.efficiency_pct["datasheet"]
-    # Where an instruction was measured it is the roof, at the clock of the case.
-    found = annotated(held, ceilings=(*CEILINGS, INSTRUCTION))
-    assert found.efficiency_pct["measured"] == pytest.approx(100 * 600e12 / (4000 * 132 * 1.5e9))
-    unclocked = at_rate(8192, 530e12, clock=None)
-    found = annotated(unclocked, ceilings=(*CEILINGS, INSTRUCTION))
-    assert found.efficiency_pct["measured"] == pytest.approx(50)
-    measured = [c for c in CEILINGS if c.source == "measured"]
-    unknown = annotated(held, device=H200 | {"capability": "12.9"}, ceilings=measured)
-    assert unknown.efficiency_pct == pytest.approx({"measured": 100 * 600 / 700})
-    assert unknown.ceiling_pct == pytest.approx(100 * 600 / 700)
 
 
 # ---------------------------------------------------------------- warnings
@@ -402,41 +337,6 @@ def test_a_cause_applies_on_one_side_only(
     assert bound(found, **limits) == named
 
 
-def test_an_aligned_size_is_compared_with_where_it_is_near_and_a_twin_decides() -> None:
-    """By operations: 4,000 has 7 % fewer than 4,095, and 3,840 has 18 % fewer. A padded twin
-    decides where it is a tenth faster.
-    """
-    found = result(0.3, size=4095, flops=2 * 4095**3)
-    for size, near in ((4000, True), (3840, False), (4400, False)):
-        other = result(size=size, flops=2 * size**3)
-        run = run_of(found, other)
-        _, why = explain(found, MIDDLE, run)
-        assert (str(size) in re.findall(r"\d+", why)) == near
-    for gain, named in ((1.11, "alignment"), (1.09, "mixed")):
-        found = result(0.3, size=4095)
-        times = replace(found.measurement, median_s=TIME_S / gain)
-        padded = replace(found, case=found.case.aligned, measurement=times)
-        assert bound(found, padded) == named
-
-
-@pytest.mark.parametrize(("gain", "limit"), [(1.3, "not the card"), (1.04, "is no faster")])
-@pytest.mark.parametrize("size", [4095, 1280])
-def test_our_own_kernel_tells_the_librarys_limit_from_the_cards(
-    gain: float, limit: str, size: int
-) -> None:
-    found = result(0.35, size=size, tile=(128, 128, 64))
-    times = replace(found.measurement, median_s=TIME_S / gain)
-    ours = replace(found, case=replace(found.case, backend="triton"), measurement=times)
-    named, why = explain(found, MIDDLE, run_of(found, ours))
-    assert named in ("alignment", "waves")
-    assert limit in why
-    assert explain(found, MIDDLE, run_of(found))[1] in why
-    assert "our own" not in explain(ours, MIDDLE, run_of(found, ours))[1]
-    fast = result(0.9)  # what is no fault of a kernel is not held against ours
-    run = run_of(fast, replace(fast, case=replace(fast.case, backend="triton")))
-    assert "our own" not in explain(fast, MIDDLE, run)[1]
-
-
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 300), st.integers(1, 300))
 def test_waves_are_rounds_of_one_tile_an_sm(m: int, n: int, tile_m: int, tile_n: int) -> None:
     case = Case(Gemm(m, n, 64), "fp16", "cublas")
@@ -450,63 +350,9 @@ def test_waves_are_rounds_of_one_tile_an_sm(m: int, n: int, tile_m: int, tile_n:
         assert waves(result(tile=(128, 128, 64)), run_of(**unknown)) is None
 
 
-# ---------------------------------------------------------------- the peaks
+# ---------------------------------------------------------------- the cache
 
-BASE = (
-    Ceiling("a shorter time", "measured", "fp16", seconds=1e-9),
-    Ceiling("memory", "measured", byte_per_s=4e12),
-    Ceiling("z", "measured", "fp16", seconds=1e-9),
-    Ceiling("latency floor", "measured", "fp16", seconds=5e-6),
-    Ceiling("latency floor", "measured", "fp32", seconds=4e-6),
-    Ceiling("latency floor", "measured", "tf32", seconds=6e-6),
-    Ceiling("dense peak", "datasheet", "fp16", flop_per_s=989e12),
-    Ceiling("without Tensor Cores", "datasheet", "fp32", flop_per_s=67e12),
-    Ceiling("large GEMM", "measured", "fp16", flop_per_s=700e12),
-    Ceiling("large GEMM", "measured", "fp32", flop_per_s=50e12),
-)
-
-
-def test_peaks_are_those_of_the_case_and_tensor_cores_proved_by_operations_done() -> None:
-    found = result(clock=1500.0)
-    limits = limits_for(found, run_of(ceilings=BASE))
-    assert limits.datasheet_flop_per_s == 989e12
-    assert limits.clock_flop_per_s == 4096 * 132 * 1500e6
-    assert limits.measured_flop_per_s == 700e12
-    assert limits.fp32_flop_per_s == 50e12
-    assert limits.roof_flop_per_s == limits.clock_flop_per_s  # no instruction was measured
-    assert limits.compute_s == pytest.approx(found.flops / (4096 * 132 * 1500e6))
-    assert limits.memory_s == pytest.approx(found.min_bytes / 4e12)
-    assert limits.floor_s == 4e-6
-    # Without Tensor Cores it is the rate of the twin.
-    for precision, factor in (("tf32", 1), ("int8", 4), ("fp32", 1), ("fp16", None)):
-        limits = limits_for(result(precision=precision), run_of(ceilings=BASE))
-        assert limits.simt_flop_per_s == (factor * 67e12 if factor else None)
-    for share, proved in ((0.49, None), (0.51, True)):
-        limits = replace(MIDDLE, simt_flop_per_s=0.5 * ROOF)
-        assert tensor_core(result(share), limits) is proved
-        assert tensor_core(result(share, precision="fp32"), limits) is False
-        assert tensor_core(result(share), MIDDLE) is None
-    found = result()
-    assert found.flop_per_s
-    at_the_rate = replace(MIDDLE, simt_flop_per_s=found.flop_per_s)
-    assert tensor_core(found, at_the_rate) is None
-    limits = replace(MIDDLE, simt_flop_per_s=0.1 * ROOF)
-    conv = Conv(ConvShape(8, 64, 14, 14, 64, 3, 3, padding=1), "fprop")
-    for backend, kernels, proved in (
-        ("cudnn", (), None), ("cudnn", (PLAIN,), True), ("triton", (), True),
-        ("cudnn", (WINOGRAD,), None),
-    ):  # fmt: skip
-        found = result(case=Case(conv, "fp16", backend), kernels=kernels)
-        assert tensor_core(found, limits) is proved
-    assert tensor_core(result(measurement=None), limits) is None
-
-
-@pytest.mark.parametrize("capability", ["", "x", "9", "9.x", "x.0", None])
-def test_a_gpu_of_no_known_capability_has_no_peak_at_its_clock(capability: str | None) -> None:
-    run = run_of(ceilings=BASE, capability=capability)
-    limits = limits_for(result(), run)
-    assert limits.clock_flop_per_s is None
-    assert limits.roof_flop_per_s == 700e12  # the largest GEMM
+MEMORY = (Ceiling("memory", "measured", byte_per_s=4e12),)
 
 
 @pytest.mark.parametrize(
@@ -517,7 +363,7 @@ def test_a_gpu_of_no_known_capability_has_no_peak_at_its_clock(capability: str |
 def test_what_fits_into_a_warm_l2_stays_there(size: int, kind: str, l2: str, stays: bool) -> None:
     found = result(min_bytes=size)
     found = replace(found, measurement=replace(found.measurement, l2=l2))
-    limits = limits_for(found, run_of(ceilings=BASE[:2], kind=kind, l2_bytes=1000))
+    limits = limits_for(found, run_of(ceilings=MEMORY, kind=kind, l2_bytes=1000))
     assert (limits.in_l2, limits.memory_s is None) == (stays, stays)
-    unknown = limits_for(replace(found, min_bytes=1), run_of(ceilings=BASE[:2], kind=kind))
+    unknown = limits_for(replace(found, min_bytes=1), run_of(ceilings=MEMORY, kind=kind))
     assert not unknown.in_l2

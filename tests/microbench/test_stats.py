@@ -36,7 +36,6 @@ from microbench.timing.stats import (
     digamma,
     excludes_one,
     half_width_pct,
-    mean_interval,
     median,
     median_interval,
     over_processes,
@@ -49,7 +48,6 @@ from microbench.timing.stats import (
     variance_between,
 )
 from microbench.timing.timers import Block, Launch
-from tests.validation.aa import share_interval
 
 Floats = NDArray[np.float64]
 TICK_S = 32e-9
@@ -94,36 +92,6 @@ def test_an_interval_is_that_of_the_method(medians: list[float], tick_s: float) 
     assert found == pytest.approx((centre * math.exp(-half), centre * math.exp(half)), rel=1e-6)
 
 
-@pytest.mark.parametrize("logs", [[0.0, 0.1], [0.0, 0.1, -0.05], [0.3, 0.1, 0.2, 0.25]])
-def test_a_ratio_is_that_of_students_t(logs: list[float]) -> None:
-    ratio, found = ratio_interval([[math.exp(log)] for log in logs], [[1.0]] * len(logs))
-    half = T_TABLE[0.95, len(logs) - 1] * float(np.std(logs, ddof=1)) / len(logs) ** 0.5
-    assert found == pytest.approx((ratio * math.exp(-half), ratio * math.exp(half)), rel=1e-4)
-
-
-@pytest.mark.parametrize("rounds", [2, 4, 7])
-def test_readings_on_one_tick_may_differ_by_one(rounds: int) -> None:
-    """Each is anywhere on its tick: the difference of two is a triangle of one tick either way."""
-    centre = 100 * TICK_S
-    stuck = [[centre] * 3] * rounds
-    _, interval = ratio_interval(stuck, stuck, TICK_S)
-    alone = median_interval(stuck, TICK_S)
-    for end in interval:
-        assert 0.6 * TICK_S < abs(end - 1) * centre <= TICK_S
-    for end in alone:
-        assert 0.4 * TICK_S < abs(end - centre) <= 0.51 * TICK_S
-
-
-def test_times_far_below_a_tick_are_as_good_as_unknown() -> None:
-    tiny = [[1e-15]] * 3
-    alone = median_interval(tiny, TICK_S)
-    _, ratio = ratio_interval(tiny, tiny, TICK_S)
-    assert ratio is not None
-    for low, high in ((alone[0] / 1e-15, alone[1] / 1e-15), ratio):
-        assert low < 1e-9
-        assert 1e9 < high < math.inf
-
-
 # ---------------------------------------------------------------- whatever the samples
 
 
@@ -152,18 +120,6 @@ def test_intervals_hold_their_estimate_and_do_not_depend_on_units_or_order(
     assert same == (pytest.approx(ratio), pytest.approx(interval))
 
 
-@given(st.integers(1, 300), st.floats(0, 1))
-def test_the_ends_of_a_share_are_where_chance_would_just_allow_it(tries: int, part: float) -> None:
-    """Wilson's interval by its meaning: at each end the share seen is 1.96 errors away."""
-    hits = round(part * tries)
-    low, high = share_interval(hits, tries)
-    assert 0 <= low <= hits / tries + 1e-12
-    assert hits / tries - 1e-12 <= high <= 1
-    for end, unlike in ((low, hits), (high, tries - hits)):
-        error = 1.95996 * math.sqrt(end * (1 - end) / tries)
-        assert abs(hits / tries - end) == pytest.approx(error, rel=1e-3, abs=1e-7) or not unlike
-
-
 def test_what_has_no_interval_and_what_cannot_be_computed() -> None:
     for nothing in ([], [[1.0, 1.1, 1.2]], [[0.0], [1.0]], [[-1.0], [2.0], [2.0]]):
         assert median_interval(nothing) is None
@@ -173,15 +129,6 @@ def test_what_has_no_interval_and_what_cannot_be_computed() -> None:
     for counts in ((3, 2), (2, 3), (0, 1), (1, 0), (0, 0)):
         with pytest.raises(ValueError, match="pair up"):
             ratio_interval([[1.0]] * counts[0], [[1.0]] * counts[1])
-
-
-@pytest.mark.parametrize(
-    ("interval", "shown"),
-    [((1.0, 1.2), False), ((0.8, 1.0), False), ((0.8, 1.2), False), ((1.01, 1.2), True),
-     ((0.8, 0.99), True)],
-)  # fmt: skip
-def test_an_interval_with_1_shows_no_difference(interval: tuple[float, float], shown: bool) -> None:
-    assert excludes_one(interval) == shown
 
 
 # ---------------------------------------------------------------- coverage
@@ -404,18 +351,6 @@ def test_cases_that_vary_alike_say_so_and_an_own_variance_counts_by_its_freedom(
 # ---------------------------------------------------------------- intervals
 
 
-def test_means_and_ratios_over_processes_are_geometric_and_one_has_no_interval() -> None:
-    assert mean_interval([2e-3]) == (pytest.approx(2e-3), None)
-    centre, interval = mean_interval([1e-3, 2e-3, 4e-3])
-    assert centre == pytest.approx(2e-3)
-    half = 4.303 * math.log(2) / math.sqrt(3)
-    assert [math.log(end / 2e-3) for end in interval] == pytest.approx([-half, half], rel=1e-3)
-    ratio, (low, high) = ratio_over([2e-3, 8e-3], [1e-3, 1e-3, 1e-3], Variance(0.01, 1e6))
-    assert ratio == pytest.approx(4.0)
-    half = 1.96 * 0.1 * math.sqrt(1 / 2 + 1 / 3)
-    assert (math.log(low / 4), math.log(high / 4)) == pytest.approx((-half, half), rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("usual", "processes"),
     [
@@ -464,17 +399,6 @@ def check_coverage(found: Sequence[tuple[float, float] | None], true: float) -> 
     low, high = sum(i[1] < true for i in intervals), sum(i[0] > true for i in intervals)
     assert COVERED[0] <= 1 - (low + high) / CASES <= COVERED[1]
     assert low == pytest.approx(high, abs=4 * math.sqrt(low + high))
-
-
-@pytest.mark.parametrize("spread", [1.5, 2.0, 4.0])
-@pytest.mark.parametrize("degrees", [2, 6])
-def test_the_degrees_explain_the_spread_exactly(spread: float, degrees: int) -> None:
-    logs = spread * np.resize([-1.0, 1.0], 10)
-    found = VariancePrior.fit([Variance(math.exp(log), degrees) for log in logs])
-    beyond = float(np.var(logs, ddof=1)) - trigamma(degrees / 2)
-    assert trigamma(found.degrees / 2) == pytest.approx(beyond, rel=1e-4)
-    own, usual = (digamma(d / 2) - math.log(d / 2) for d in (degrees, found.degrees))
-    assert math.log(found.value) == pytest.approx(usual - own, abs=1e-4)
 
 
 def published(op: str) -> list[tuple[float, Variance]]:
