@@ -86,21 +86,6 @@ def test_a_case_without_a_time_says_where(a: str, b: str, verdict: str, reason: 
         assert "failed" in row.note
 
 
-def of_processes(seconds: float, count: int) -> Result:
-    parts = tuple(ProcessTime(i, 1, seconds) for i in range(count))
-    return result(64, seconds, 0.0, processes=parts)
-
-
-def test_a_row_has_the_threshold_that_decided() -> None:
-    (row,) = compare(run_of(result(64)), run_of(result(64))).rows
-    assert (row.threshold_pct, row.processes) == (3.0, (1, 1))
-    assert (row.widened, row.guessed) == (True, False)
-    assert row.ci95[0] < 0.97 < 1.03 < row.ci95[1], "with what processes differ by"
-    (row,) = compare(run_of(of_processes(1e-5, 3)), run_of(of_processes(1e-5, 2))).rows
-    assert row.threshold_pct == pytest.approx(1.0)
-    assert (row.processes, row.widened, row.guessed) == ((3, 2), False, False)
-
-
 @pytest.mark.parametrize(
     ("text", "pct"),
     [
@@ -156,9 +141,6 @@ def test_resume_takes_a_card_that_is_not_known(
         return
     with pytest.raises(UserError, match="card"):
         check_goes_on(None, before, greeting)
-
-
-# ---------------------------------------------------------------- what is in one run only
 
 
 # ---------------------------------------------------------------- refusals and differences
