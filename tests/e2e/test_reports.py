@@ -105,6 +105,7 @@ def screens() -> Iterator[tuple[str, str]]:
     """Every made-up run on the screen: name and text."""
     for name, made in RUNS.items():
         yield name, shown(made(), details=name in ("amp", "ledger"))
+    yield "evaluation", shown(read_run(RESULTS / "nvidia-h200" / "eval-resnet50.json"))
     yield "odd", "\n".join(f"# {what}\n{shown(run)}" for what, run in odd())
     yield "markdown", "\n".join(map(to_markdown, (amp_run(), broken_run(), ledger_run())))
     texts = ("\n".join([f"# {what}", *in_short(run)]) for what, run in said())

@@ -232,45 +232,6 @@ def cpu_run() -> Run:
     return run_of(*compared(variants, 4.0), device=device, software={"torch": "2.11.0"})
 
 
-def evaluation_run() -> Run:
-    """The forward pass alone by precision and batch, the smaller batch waiting for launches."""
-    terms = {
-        "convolutions": (66.0, 17.0, 6.1),
-        "normalisation": (8.9, 8.9, 4.6),
-        "activation": (5.9, 5.9, 3.0),
-        "casts": (0.0, 0.0, 0.4),
-        "residual": (0.2, 0.2, 0.1),
-    }
-    whole = [sum(ms) for ms in zip(*terms.values(), strict=True)]
-    variants: list[Training] = []
-    for batch, times_ms in ((1, (6.1, 5.9, 7.4)), (256, whole)):
-        group: list[Training] = []
-        for place, (recipe, ms) in enumerate(zip(RATES, times_ms, strict=True)):
-            case = {"batch": batch, "evaluation": True, "search": "short"}
-            lines = [LedgerLine(term, own[place] - own[0], "traced",
-                                f"{own[0]:.4f} to {own[place]:.4f} ms")
-                     for term, own in terms.items()]  # fmt: skip
-            ends = [
-                LedgerLine(f"{name} step", whole[at], "measured")
-                for name, at in (("fp32", 0), (recipe, place))
-            ]
-            explained: dict[str, Any] = {
-                "ledger": (ends[0], *lines, ends[1]), "ledger_base": "fp32", "bound": 5.4,
-                "causes": (Cause("normalisation and activation", "8.50 of 14.2 ms (60 %)",
-                                 "--compile"),),
-            }  # fmt: skip
-            phases = tuple(Phase(name, share * ms / 1e3, share * ms / 2e3)
-                           for name, share in (("copy", 0.02), ("forward", 0.97)))  # fmt: skip
-            group.append(variant(
-                recipe, 1e3 * batch / ms, units=batch, case=case, half_pct=0.3 if place else 0.2,
-                busy=0.98 if batch > 1 else 0.4, limit="gpu" if batch > 1 else "host",
-                memory_peak_bytes=int((0.2 + 0.02 * batch / (1 + place // 2)) * GB), phases=phases,
-                **(explained if place and batch > 1 else {}),
-            ))  # fmt: skip
-        variants += compared(group)
-    return run_of(*variants, command=("python", "-m", "e2e", "resnet50", "--eval"))
-
-
 def tokens_run() -> Run:
     """A decoder, whose throughput is in tokens, waiting for the host."""
     case = {"network": "gpt-124m", "batch": 16, "input": "1024", "layout": "", "optimizer": "adamw"}
@@ -409,8 +370,7 @@ def causes_run(measured: bool = False) -> Run:
 
 
 RUNS = {
-    "amp": amp_run, "evaluation": evaluation_run, "ladder": ladder_run,
-    "memory": out_of_memory_run, "sweep": sweep_run,
+    "amp": amp_run, "ladder": ladder_run, "memory": out_of_memory_run, "sweep": sweep_run,
     "broken": broken_run, "cpu": cpu_run, "tokens": tokens_run, "networks": networks_run,
     "ledger": ledger_run, "host": host_run, "predicted": predicted_run,
     "causes": causes_run, "verified": lambda: causes_run(measured=True),
