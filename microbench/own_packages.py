@@ -13,20 +13,13 @@ NAMES = ("kernels", "microbench", "e2e")
 ROOT = Path(__file__).resolve().parents[1]  # the folder that ours are in
 
 
-def shadowed(name: str) -> str:
-    """Where the package that takes the place of ours is; "" where ours is imported."""
-    spec = find_spec(name)
-    places = [Path(place).resolve() for place in (spec and spec.submodule_search_locations) or ()]
-    if ROOT / name in places:
-        return ""
-    return str(places[0]) if places else "a module without a folder"
-
-
 def check_packages() -> None:
     """End the command with one line and exit code 2 where another package has a name of ours."""
     for name in NAMES:
-        where = shadowed(name)
-        if where:
+        spec = find_spec(name)
+        places = [Path(path).resolve() for path in (spec and spec.submodule_search_locations) or ()]
+        if ROOT / name not in places:
+            where = str(places[0]) if places else "a module without a folder"
             print(
                 f"error: the package {name} that Python finds is not halfway's ({where!r}); run "
                 "from another folder, or install halfway in an environment of its own "

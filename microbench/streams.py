@@ -86,15 +86,6 @@ def is_of_stream(error: OSError) -> bool:
     return error.filename is None and error.errno in REFUSED
 
 
-def fault_of(stream: TextIO) -> OSError | None:
-    """Why a stream does not take what was written to it; None where it does."""
-    try:
-        stream.flush()
-    except OSError as error:
-        return error
-    return None
-
-
 def redirect_to_null(stream: TextIO) -> None:
     """Let what was and is written to a stream vanish: Python would complain of it at its end."""
     with suppress(OSError, ValueError):  # one of a test has no number
@@ -150,10 +141,14 @@ def _run(app: click.Group, program: str, arguments: list[str] | None) -> int:
 
 def _refused(error: OSError) -> str:
     """What the machine did not do, in one line."""
-    fault = fault_of(sys.stdout)
-    if fault is not None or is_of_stream(error):
+    refused = is_of_stream(error)
+    try:
+        sys.stdout.flush()
+    except OSError as fault:  # it did not take what was written to it
+        refused, error = True, fault
+    if refused:
         redirect_to_null(sys.stdout)
-        return f"cannot write the output: {(fault or error).strerror}"
+        return f"cannot write the output: {error.strerror}"
     reason = error.strerror or first_line(error)
     if error.errno == errno.EMFILE:
         reason += " (ulimit -n)"

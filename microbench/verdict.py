@@ -122,9 +122,8 @@ def gain(result: Result | None, ratio: Ratio | None) -> str:
 
 def payoffs(run: Run, precision: str) -> list[Payoff]:
     """The precision against each baseline, in each setting of the run."""
-    chosen = [best for group in groups_of(run) if (best := representative(group, [precision]))]
     subjects: dict[str, list[Result]] = {}
-    for result in sorted(chosen, key=lambda r: r.flops):
+    for result in sorted(representatives(run, [precision]), key=lambda r: r.flops):
         subjects.setdefault(subject_of(result, run), []).append(result)
     by_baseline: list[Payoff] = []
     for subject, results in subjects.items():
@@ -266,6 +265,12 @@ def representative(results: Sequence[Result], precisions: Sequence[str]) -> Resu
         return None
     timed = [r for r in named if r.measurement]
     return min(timed, key=lambda r: (not is_library(r.case), r.median_s), default=None)
+
+
+def representatives(run: Run, precisions: Sequence[str]) -> list[Result]:
+    """Those of each problem that has one."""
+    found = (representative(group, precisions) for group in groups_of(run))
+    return [result for result in found if result]
 
 
 def rate_unit(results: Sequence[Result]) -> fmt.Unit:

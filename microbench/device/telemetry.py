@@ -177,13 +177,12 @@ class NvmlGpu:
         self._handle = handle
 
     def ask(self, function: str, *args: object) -> Any:
-        """The answer of an NVML call about this GPU; None where it is refused or missing."""
+        """The answer of an NVML call about this GPU; None where it is refused."""
         return self._call(function, self._handle, *args)
 
     def _call(self, function: str, *args: object) -> Any:
-        call = getattr(self._nvml, function, None)  # older bindings lack the newer calls
         try:
-            return None if call is None else call(*args)
+            return getattr(self._nvml, function)(*args)
         except self._nvml.NVMLError:
             return None
 

@@ -464,9 +464,8 @@ def _combination(result: Result) -> tuple[str, str, str]:
 def channels_last(run: Run) -> str:
     """Where nhwc is faster than nchw in three of four cases that both have: how much."""
     by_layout: dict[str, dict[str, Result]] = {"nhwc": {}, "nchw": {}}
-    for group in verdict.groups_of(run):
-        best = verdict.representative(group, verdict.asked_for(run)[:1])
-        if best and best.measurement and not best.ruined_pct:
+    for best in verdict.representatives(run, verdict.asked_for(run)[:1]):
+        if not best.ruined_pct:
             layout = best.case.problem.layout
             by_layout.setdefault(layout, {})[best.case.group.replace(layout, "")] = best
     ratios = [_apart(by_layout["nchw"][same], result) for same, result in by_layout["nhwc"].items()

@@ -33,11 +33,7 @@ def report(run: Run) -> Report:
 def _answer(run: Run) -> list[Line]:
     own = [result for result in run.results if OWN in result.case.backend]
     asked = verdict.asked_for(run)
-    shown = own or [
-        result
-        for group in verdict.groups_of(run)
-        if (result := verdict.representative(group, asked[:1]))
-    ]
+    shown = own or verdict.representatives(run, asked[:1])
     unclear: dict[str, float] = {}
     texts = cases.library_sentences(
         [s for s in verdict.summaries(run) if OWN in s.backend or not own], unclear
@@ -228,8 +224,7 @@ def _without_baseline(run: Run, unclear: dict[str, float]) -> list[str]:
     asked = verdict.asked_for(run)
     for base in (asked[0], asked[-1]):
         for name in (name for name in asked if name != base):
-            every = (verdict.representative(group, [name]) for group in verdict.groups_of(run))
-            best = [result for result in every if result and base in result.speedup]
+            best = [r for r in verdict.representatives(run, [name]) if base in r.speedup]
             found = [result.speedup[base] for result in best]
             others = dict.fromkeys(r.case.backend for r in best if not is_library(r.case))
             by = f" ({', '.join(others)})" * bool(others)
@@ -353,10 +348,7 @@ def _tables(run: Run) -> list[Part]:
     settings = payoff_report.starts_table(maps) if maps else Part()
     by_setting = verdict.summaries(run, lambda result: verdict.subject_of(result, run))
     others = cases.library_table(by_setting, "setting")
-    shown = own or [
-        result for name in asked for group in verdict.groups_of(run)
-        if (result := verdict.representative(group, [name]))
-    ]  # fmt: skip
+    shown = own or [result for name in asked for result in verdict.representatives(run, [name])]
     one_setting = len({verdict.subject_of(result, run) for result in shown}) == 1
     if (calls := _calls(run)) and not own:
         return [*_shortened(run, calls), replace(settings, level=VERBOSE)]

@@ -211,9 +211,8 @@ def test_a_reading_falls_back_to_an_older_call(reading, answers, expected):
     assert getattr(card.readings(), reading) == expected
 
 
-def test_state_in_our_units_and_none_of_a_card_that_refuses_all_or_has_old_bindings():
-    for nvml in (FakeNvml(), SimpleNamespace(NVMLError=NvmlError)):
-        assert NvmlGpu(nvml, "handle").state() == GpuState()
+def test_state_in_our_units_and_none_of_a_card_that_refuses_all():
+    assert gpu().state() == GpuState()
     state = gpu(
         nvmlSystemGetCudaDriverVersion=13020,
         nvmlDeviceGetEnforcedPowerLimit=500_000,
