@@ -159,7 +159,7 @@ def call_function(
     module, example = cast("tuple[Any, object]", made if pair else (made, None))
     if not isinstance(module, nn.Module):
         raise UserError(
-            f"{name}() returned {kind_of(made)}; it must return an nn.Module, "
+            f"{name}() returned {kind_of(cast("object", made))}; it must return an nn.Module, "
             f"or (nn.Module, example input{'s' if fake else ''})"
         )
     if not pair:
