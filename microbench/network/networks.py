@@ -155,17 +155,23 @@ def call_function(
         moved = fake and ("_apply()" in str(error) or "driver" in str(error))
         hint = "; trace it as built, without .to(), .half() or .cuda()" if moved else ""
         raise UserError(f"{name}() raised {one_line(error)}{hint}") from None
-    pair = isinstance(made, tuple) and len(cast("tuple[object, ...]", made)) == 2
-    module, example = cast("tuple[Any, object]", made if pair else (made, None))
+    pair = _pair(made)
+    module, example = pair or (made, None)
     if not isinstance(module, nn.Module):
         raise UserError(
-            f"{name}() returned {kind_of(cast("object", made))}; it must return an nn.Module, "
+            f"{name}() returned {kind_of(made)}; it must return an nn.Module, "
             f"or (nn.Module, example input{'s' if fake else ''})"
         )
-    if not pair:
+    if pair is None:
         return module, None
     several = isinstance(example, tuple | list)
     return module, tuple(cast("Iterable[object]", example)) if several else (example,)
+
+
+def _pair(made: object) -> tuple[object, object] | None:
+    if isinstance(made, tuple) and len(cast("tuple[object, ...]", made)) == 2:
+        return cast("tuple[object, object]", made)
+    return None
 
 
 def kind_of(value: object) -> str:
