@@ -421,23 +421,6 @@ def test_tokens_are_not_samples_and_a_wide_interval_gives_a_range() -> None:
         assert "sample/s" in text, "what the loader's column counts"
 
 
-def test_what_failed_says_so_and_why_in_full() -> None:
-    run = picture(measured=())
-    why = "loader worker 2 of 4 was killed by signal 9 (SIGKILL): out of memory, most likely"
-    arms = [
-        replace(t, status="failed", reason=why)
-        if (t.case.recipe, t.case.workers) == ("amp", 4)
-        else t
-        for t in run.of(Training)
-    ]
-    loader = replace(loading(0.1, 2, loader="dali"), status="skipped", reason=f"{why} {why}")
-    run = with_trainings(run, arms).with_other(replace(loader, blocks=()))
-    text = " ".join(shown(run).split())
-    assert f"amp with 4 workers FAILED: {why}" in text
-    text = " ".join(shown(run, details=True).split())
-    assert text.count(f"dali: {why} {why}") == 1
-
-
 def test_a_loader_alone_is_no_result_of_a_training(tmp_path: Path) -> None:
     failed = replace(training(1.0, loader="torchvision"), status="failed", steps=None, reason="it")
     run = Run(("e2e",), "now", {"name": "a GPU", "kind": "cuda"}, {}).with_other(loading(0.1))

@@ -15,10 +15,7 @@ from statistics import fmean, median
 
 import pytest
 import torch
-from hypothesis import given, settings
-from samples.traces import Made, traces
 from scenarios.__main__ import main
-from scenarios.pack_trace import pack
 from scenarios.report import summary, table
 from scenarios.run import Scenario
 from scenarios.table import SCENARIOS
@@ -26,7 +23,7 @@ from torch import nn
 
 from e2e.profile import diagnosis, halfway_watch
 from e2e.profile.compiled import is_compiling
-from e2e.profile.diagnosis import Diagnosis, Traced, diagnose
+from e2e.profile.diagnosis import Diagnosis, Traced
 from e2e.profile.products import Product, products, reach
 from e2e.profile.step import step_of
 from e2e.profile.trace import OP, read_trace
@@ -272,18 +269,6 @@ def test_every_script_runs_with_its_cause_and_without() -> None:
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [" ".join(line) for line in lines]
-
-
-@given(made=traces())
-@settings(max_examples=20)
-def test_packing_changes_no_time(made: Made, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("packed")
-    source = made.write(folder / "trace.json")
-    pack(source, folder / "packed.json.gz")
-    (whole,) = diagnose([source]).runs
-    (packed,) = diagnose([folder / "packed.json.gz"]).runs
-    assert (packed.terms, packed.window_ns) == (whole.terms, whole.window_ns)
-    assert packed.findings == whole.findings
 
 
 def test_the_page_has_the_tables_of_the_published_runs() -> None:

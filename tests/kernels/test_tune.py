@@ -149,16 +149,6 @@ def test_two_processes_that_tune_keep_the_winners_of_both(cache: Path) -> None:
     assert [tune.find(case, TARGET) for case in cases] == [("label", size) for size in sizes]
 
 
-@given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 9), st.integers(1, 4))
-def test_a_short_list_keeps_the_order_and_few_of_one_tile(tiles, most, alike):
-    ranked = list(enumerate(tiles))
-    found = short_list(ranked, lambda item: item[1], most, alike)
-    assert list(found) == sorted(found)
-    assert len(found) == min(most, sum(min(alike, tiles.count(tile)) for tile in set(tiles)))
-    kinds = [tile for _, tile in found]
-    assert all(kinds.count(tile) <= alike for tile in kinds)
-
-
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy")), max_size=30))
 def test_a_short_list_has_two_of_each_way_to_sort(items):
     ranked = list(enumerate(items))
