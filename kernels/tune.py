@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -40,14 +40,7 @@ SOURCES = ("gemm/triton/*.py", "conv/triton/*.py", "cost.py", "tune.py", "triton
 HASH_LETTERS = 12
 
 
-class Labelled(Protocol):
-    """A configuration; its label is what a screen and a cache call it."""
-
-    @property
-    def label(self) -> str: ...
-
-
-Config = TypeVar("Config", bound=Labelled)
+Config = Any  # a configuration: its label is what a screen and a cache call it
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Configurations(Generic[Config]):
+class Configurations:
     """The configurations that may run a case.
 
     `rank` gives all of the catalogue that can, the cheapest by the cost model first; `tile` is what

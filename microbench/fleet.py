@@ -24,9 +24,9 @@ from microbench.results.comparison import parse_threshold
 from microbench.results.kinds import DOCUMENT_VERSION
 from microbench.results.runfile import write_text
 from microbench.results.types import Json
-from microbench.run import default_budget_s, group_weight
+from microbench.run import InOrder, default_budget_s
 from microbench.run_output import STDOUT, command_line, now, run_console, run_file
-from microbench.worker import Worker
+from microbench.worker import Worker, unseen
 
 HANG_S = 60.0  # without news, beyond what sampling takes: the GPU hangs
 
@@ -86,19 +86,14 @@ def _measure(request: Request, worker: Worker, gpu: int) -> tuple[Json, list[Gpu
         row = GpuResult(gpu, greeting.target.name)
         groups = request.plan(greeting.target.kind)
         names = {case.precision_name: None for group in groups for case in group.cases}
-        for ceiling in worker.calibrate([*names], (), _unseen):
+        for ceiling in worker.calibrate([*names], (), unseen):
             if ceiling.name == "memory" and ceiling.byte_per_s:
                 rows.append(replace(row, case=COPY, work=1e9, median_s=1e9 / ceiling.byte_per_s))
         budget_s = request.conditions.budget or default_budget_s(groups, greeting.target.kind)
-        whole = sum(map(group_weight, groups))
+        schedule = InOrder(groups, budget_s)
         for group in groups:
-            share_s = budget_s * group_weight(group) / whole
-            rows += map(row.of, worker.measure(group, share_s, _unseen))
+            rows += map(row.of, worker.measure(group, schedule.share_s(group), unseen))
     except Exception as error:  # whatever it is, the other GPUs have their rows
         reason = str(error) or type(error).__name__
         rows.append(replace(row, status="failed", reason=reason))
     return device, rows
-
-
-def _unseen(_key: str, _stage: str) -> None:
-    """Stages are not shown: the GPUs are in several at once."""

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,9 +93,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> run_output
         _check_memory(groups, greeting)
         check_without(asked.without, [c for g in groups for c in g.cases], greeting.target)
         network = request.network(greeting.target.kind)
-        if before is not None:
-            check_same_task(asked.outputs.resume, before, request.name, network)
-        run = replace(_begin(settings, greeting, before), network=network)
+        run = _begin(request.name, settings, greeting, network, before)
         todo = missing(groups, run, retry_skipped=asked.budget is not None)
         kind = greeting.target.kind
         processes = asked.processes or 1
@@ -157,24 +156,16 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
             )
 
 
-def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
-    """A new run, or the one to go on with; UserError when that was taken on another device."""
+def _begin(
+    name: str, asked: Conditions, greeting: Greeting, network: NetworkUse | None, before: Run | None
+) -> Run:
+    """A new run, or the one to go on with. UserError when that is of another command or network, or
+    was taken on another device or under other conditions.
+    """
     chosen = kept(asked) | {"seed": asked.seed}
     if before is None:
-        return run_output.new_run("microbench", greeting, chosen)
+        return replace(run_output.new_run("microbench", greeting, chosen), network=network)
     path = asked.outputs.resume
-    run_output.check_goes_on(path, before, greeting)
-    for name, value in chosen.items():
-        if before.settings.get(name, value) != value:
-            raise UserError(
-                f"--resume {path} was measured with --{name} {before.settings[name]}; "
-                "use the same value"
-            )
-    return replace(before, finished_at=None)
-
-
-def check_same_task(path: Path | None, before: Run, name: str, network: NetworkUse | None) -> None:
-    """UserError when a run file is of another command, or of another network."""
     if before.kind not in ("", name):
         raise UserError(
             f"--resume {path} is a run of {before.kind}, not of {name}; start a new run"
@@ -183,6 +174,14 @@ def check_same_task(path: Path | None, before: Run, name: str, network: NetworkU
         was, now = (f"{n.name} {n.batch} {n.image}" for n in (before.network, network))
         if was != now:
             raise UserError(f"--resume {path}: network was {was}, now {now}; start a new run")
+    run_output.check_goes_on(path, before, greeting)
+    for option, value in chosen.items():
+        if before.settings.get(option, value) != value:
+            raise UserError(
+                f"--resume {path} was measured with --{option} {before.settings[option]}; "
+                "use the same value"
+            )
+    return replace(before, finished_at=None, network=network)
 
 
 # ---------------------------------------------------------------- group by group
@@ -196,7 +195,7 @@ def group_weight(group: Group) -> float:
 
 def default_budget_s(groups: Sequence[Group], kind: str, most_s: float = math.inf) -> float:
     """Seconds of sampling for all groups without --budget, at most `most_s`."""
-    wanted_s = CPU_BUDGET_S if kind == "cpu" else sum(group_weight(group) for group in groups)
+    wanted_s = CPU_BUDGET_S if kind == "cpu" else sum(map(group_weight, groups))
     return min(wanted_s, most_s)
 
 
@@ -217,6 +216,7 @@ def minor_groups(groups: Sequence[Group], network: NetworkUse | None) -> list[st
     return [name for name, share in work.items() if 0 < share < MINOR_SHARE * sum(work.values())]
 
 
+@dataclass(frozen=True)
 class InOrder:
     """One group after another; each has its share, by weight, of the seconds of sampling.
 
@@ -224,28 +224,26 @@ class InOrder:
     rounds.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        budget_s: float,
-        kind: str = "cpu",
-        processes: int = 1,
-        minor: Collection[str] = (),
-    ) -> None:
-        self.groups = groups
-        self._kind = kind
-        self._processes, self._minor = processes, set(minor)
-        total = sum(group_weight(group) for group in groups)
-        self._weight_s = {group.name: budget_s / total for group in groups}
+    groups: Sequence[Group]
+    budget_s: float
+    kind: str = "cpu"
+    processes: int = 1
+    minor: Collection[str] = ()
+
+    @cached_property
+    def _of_usual(self) -> Mapping[str, float]:
+        """The budget over what the groups usually take, by their names."""
+        total = sum(map(group_weight, self.groups))
+        return {group.name: self.budget_s / total for group in self.groups}
 
     def fewest(self, group: Group) -> int:
         """Rounds that a process takes of a group however long they take."""
-        few = self._processes > 1 or group.name in self._minor
+        few = self.processes > 1 or group.name in self.minor
         return timing.FEWEST_OF_SEVERAL if few else timing.FEWEST_ROUNDS
 
     def share_s(self, group: Group) -> float:
         """Seconds of sampling in each process; the usual ones for what an earlier run measured."""
-        return group_weight(group) * self._weight_s.get(group.name, 1.0) / self._processes
+        return group_weight(group) * self._of_usual.get(group.name, 1.0) / self.processes
 
     def sampling_s(self, groups: Sequence[Group]) -> float:
         """What a process is expected to take: the shares, or what the fewest rounds take beyond."""
@@ -253,7 +251,7 @@ class InOrder:
         for group in groups:
             share_s = self.share_s(group)
             flops = max(case.problem.flops for case in group.cases)
-            if self._kind == "cuda" and flops >= timing.LARGE_FLOPS:  # most of it warms the card
+            if self.kind == "cuda" and flops >= timing.LARGE_FLOPS:  # most of it warms the card
                 share_s = max(share_s, HEAVY.least_s(len(group.cases), self.fewest(group)))
             expected_s += share_s
         return expected_s

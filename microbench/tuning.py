@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernels import OPS, tune
 from kernels.case import Candidate, CannotRun, Case, Target
@@ -173,7 +173,7 @@ class Tuner:
         found, _, error = self._best(case, prepared, works, LIBRARY_STAGES, sample)
         return Chosen(found, None, error)
 
-    def _configurations(self, case: Case) -> tune.Configurations[Any]:
+    def _configurations(self, case: Case) -> tune.Configurations:
         return OPS[case.op].entries[TUNED].load().configurations(case, self.target)
 
     def _untimed(self, case: Case) -> Choice | None:

@@ -44,6 +44,10 @@ ENDED = "the measuring process ended"
 GENTLE_S = 5.0  # that a child gets to end by itself
 
 
+def unseen(_key: str, _stage: str) -> None:
+    """Stages that are not shown."""
+
+
 @dataclass(frozen=True)
 class Greeting:
     """What the child reports of its device before anything is measured: facts, and free bytes."""
@@ -93,7 +97,7 @@ class Child:
 
     def greet(self) -> Greeting:
         """Its greeting, waited for once. UserError without the device; WorkerDied as in `ask`."""
-        greeting = self._greeting or self._answer(lambda _key, _stage: None, START_S)
+        greeting = self._greeting or self._answer(unseen, START_S)
         self._greeting = greeting
         return greeting
 
@@ -193,7 +197,7 @@ class Worker(Child):
 
     def expect(self, cases: Sequence[Case]) -> None:
         """These cases are to be measured: load what they need meanwhile. WorkerDied as in `ask`."""
-        self.ask(("expect", tuple(cases)), lambda _key, _stage: None, START_S)
+        self.ask(("expect", tuple(cases)), unseen, START_S)
 
     def calibrate(
         self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
@@ -217,17 +221,9 @@ class Worker(Child):
     def others(self) -> int:
         """How many other processes are on the GPU now; 0 where that is unknown."""
         try:
-            return self.ask(("others",), lambda _key, _stage: None, self._hang_s)
+            return self.ask(("others",), unseen, self._hang_s)
         except WorkerDied:
             return 0  # everything is measured
-
-
-def greet(worker: Child) -> Greeting:
-    """The greeting of a measuring process. UserError where it cannot start or has no device."""
-    try:
-        return worker.greet()
-    except WorkerDied as death:
-        raise UserError(death.reason) from None
 
 
 class Workers:
@@ -240,21 +236,22 @@ class Workers:
         self.settings, self.compiles = settings, compiles
         self._spare: Worker | None = None
 
-    def start(self) -> None:
-        """Start the first: it loads, and opens its device."""
-        self._spare = self._spare or Worker(self.settings, compiles=self.compiles)
+    def start(self, *, early: bool = False) -> Worker:
+        """The first, or the one that is ready: it loads, and opens its device unless `early`."""
+        self._spare = self._spare or Worker(self.settings, early=early, compiles=self.compiles)
+        return self._spare
 
     def greet(self) -> Greeting:
-        """The greeting of the first. UserError where the device cannot be used."""
-        self.start()
-        assert self._spare
-        return greet(self._spare)
+        """The greeting of the first. UserError where it cannot start or has no device."""
+        try:
+            return self.start().greet()
+        except WorkerDied as death:
+            raise UserError(death.reason) from None
 
     def next(self) -> Worker:
         """A worker that is ready to measure. WorkerDied or UserError when it cannot start."""
-        self.start()
-        assert self._spare
-        worker, self._spare = self._spare, None
+        worker = self.start()
+        self._spare = None
         try:
             worker.greet()
         except BaseException:
@@ -264,7 +261,7 @@ class Workers:
 
     def load_ahead(self) -> None:
         """Let the next one load its libraries meanwhile, and leave the GPU alone."""
-        self._spare = self._spare or Worker(self.settings, early=True, compiles=self.compiles)
+        self.start(early=True)
 
     def close(self) -> None:
         """End one that was not used."""

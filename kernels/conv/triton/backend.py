@@ -56,7 +56,7 @@ def candidates(
     return bound(configurations(case, target).tried(search), ready)
 
 
-def configurations(case: Case, target: Target) -> Configurations[ConvConfig]:
+def configurations(case: Case, target: Target) -> Configurations:
     problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
     ranked: Any = (wgrad_configs if problem.weights else data_configs).ranked
     return Configurations(

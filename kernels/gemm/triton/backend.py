@@ -48,7 +48,7 @@ def bind(
     return bound(configs, candidate_of)
 
 
-def configurations(case: Case, target: Target) -> Configurations[GemmConfig]:
+def configurations(case: Case, target: Target) -> Configurations:
     problem, capability = GemmProblem.of(case), target.capability or (0, 0)
     return Configurations(
         case=case,
