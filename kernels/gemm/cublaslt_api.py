@@ -9,13 +9,10 @@ of them, the tables of tiles, stages and clusters and the structures with the in
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
-import importlib.util
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from kernels.case import CannotRun
 from kernels.precision import Precision
@@ -254,9 +251,8 @@ _FUNCTIONS: Mapping[str, tuple[type, ...]] = {
 class Library:
     """libcublasLt. OSError if it does not load, AttributeError if it lacks a function used here."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        shared = ctypes.CDLL(path)
+    def __init__(self, name: str) -> None:
+        shared = ctypes.CDLL(name)
         self._status_name = shared.cublasLtGetStatusName
         self._status_name.argtypes, self._status_name.restype = (_INT,), ctypes.c_char_p
         self.functions = {name: getattr(shared, f"cublasLt{name}") for name in _FUNCTIONS}
@@ -305,39 +301,14 @@ class Descriptor:
         self._library.call(f"{self._kind}SetAttribute", self.address, attribute, *held)
 
 
-def mapped_path(maps: str, name: str) -> str | None:
-    """The mapped file whose name starts with `name`, from the text of /proc/self/maps; or None."""
-    for line in maps.splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and Path(fields[5]).name.startswith(name):
-            return fields[5]
-    return None
-
-
-def _library_paths() -> list[str]:
-    """Where libcublasLt may be: what this process has loaded, pip's packages, the system."""
-    name, paths = "libcublasLt.so", []
-    maps = Path("/proc/self/maps")
-    if maps.exists() and (mapped := mapped_path(maps.read_text(), name)):
-        paths.append(mapped)
-    nvidia = importlib.util.find_spec("nvidia")
-    for root in (nvidia.submodule_search_locations or ()) if nvidia else ():
-        paths += sorted(str(path) for path in Path(root).glob(f"*/lib/{name}.*"))
-    if system := ctypes.util.find_library("cublasLt"):
-        paths.append(system)
-    return paths
-
-
 @cache
 def load() -> Library:
-    """The process's libcublasLt, torch's if loaded. Raises CannotRun with the reasons if none
-    is.
+    """The libcublasLt that torch has loaded, else the system's of torch's version of CUDA.
+    CannotRun with the reason if there is none.
     """
-    problems: list[str] = []
-    for path in _library_paths():
-        try:
-            return Library(path)
-        except (OSError, AttributeError) as error:
-            problems.append(str(error))
-    nowhere = "not found in this process, in pip's nvidia packages or on the system"
-    raise CannotRun(f"libcublasLt cannot be loaded: {'; '.join(problems) or nowhere}")
+    from torch.version import cuda
+
+    try:
+        return Library(f"libcublasLt.so.{str(cuda).partition('.')[0]}")
+    except (OSError, AttributeError) as error:
+        raise CannotRun(f"libcublasLt cannot be loaded: {error}") from None
