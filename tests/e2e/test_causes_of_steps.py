@@ -205,19 +205,6 @@ def test_threads_of_backward_are_searched_and_causes_by_themselves_named(tmp_pat
         assert one.remedy
 
 
-# ---------------------------------------------------------------- other terms
-
-
-@pytest.mark.parametrize("times", [1, 50])
-def test_on_a_cpu_a_long_time_without_operator_is_the_script_s(times: int, tmp_path: Path) -> None:
-    made, each = Made(), 20 * MS // times
-    made.steps(10 * MS, 30 * MS)
-    for start in range(10 * MS, 30 * MS, each):
-        made.op("aten::mm", start, start + each // 2)
-    run = found(made, folder=tmp_path)
-    assert [one.share for one in named(run, "own code")] == [0.5] * (times == 1)
-
-
 # ---------------------------------------------------------------- two runs
 
 

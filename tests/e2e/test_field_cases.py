@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from samples.commands import ROOT, run_here
 from samples.recording import STEPS, User
 from samples.traces import (
@@ -27,13 +25,10 @@ from samples.traces import (
     SQUARE,
     US,
     V100,
-    WORK,
     Made,
     Tape,
     recorded,
-    traces,
 )
-from samples.traces import second_recording as second
 
 from e2e.__main__ import main
 from e2e.profile.diagnosis import diagnose
@@ -478,34 +473,6 @@ def test_a_gain_of_a_resident_batch_comes_after_the_data_s(resident: bool, tmp_p
     assert any(about(finding, "launch") for finding in run.findings[1:])
     screen = run_here(main, "e2e", "diagnose", tmp_path / "run.json.gz", "--verbose").stdout
     assert ("after that" in screen) == resident
-
-
-@settings(max_examples=20)
-@given(made=traces(), idle=st.floats(0.01, 3), bare=st.integers(1, 7), shorter=st.integers(1, 4))
-def test_terms_add_up_to_the_bare_steps_and_work_to_what_the_lighter_recording_saw(
-    made: Made, idle: float, bare: int, shorter: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    diagnosed(made, folder)
-    light = Made(events=[dict(event) for event in made.events])
-    work = [event for event in light.events if event["cat"] in WORK]
-    for event in work:  # it begins later, and is over at the same time
-        cut = event["dur"] - event["dur"] // shorter
-        event["ts"], event["dur"] = event["ts"] + cut, event["dur"] - cut
-    steps = (event for event in made.events if str(event["name"]).startswith("ProfilerStep"))
-    first, *_ = ends = [event["ts"] + event["dur"] for event in steps]
-    calls = (event for event in made.events if event["cat"] == "cuda_runtime")
-    lead_in = {call["args"].get("correlation") for call in calls if call["ts"] < first}
-    at = max(e["ts"] + e["dur"] for e in work if e["args"]["correlation"] in lead_in)
-    busy = 0
-    for start, end in sorted((event["ts"], event["ts"] + event["dur"]) for event in work):
-        busy, at = busy + max(0, end - max(start, at)), max(at, end)
-    bare_s = [(1 + idle) * busy / 2e9 * weight / bare for weight in range(1, 2 * bare, 2)]
-    facts = {"version": 2, "device": H200, "lead_in": 1, "traced": 2, "bare_s": bare_s}
-    made.header["halfway"] = facts | {"times": second(light, ends)}
-    run = diagnosed(made, folder, "both.json")
-    assert run.steps == 2
-    assert sum(term.ns for term in run.terms if not term.idle) == approx(busy, abs=4)
 
 
 START = """

@@ -560,16 +560,6 @@ def test_nothing_is_concluded_of_steps_that_differ_or_were_not_recorded(
         assert sum("AMP" in line.text for line in found.answer) == times, "two runs measured it"
 
 
-def test_what_the_script_does_in_the_recorded_steps_alone_is_no_cause(tmp_path: Path) -> None:
-    def step(tape: Tape) -> None:
-        played(tape)
-        tape.python(30 * MS)
-
-    made = recorded(step, times=recorded(step), bare_s=[0.005] * 20)
-    (run,) = diagnose([made.write(tmp_path / "t.json")]).runs
-    assert any("in the recorded steps alone" in line for line in run.ruined)
-
-
 def test_the_interval_of_a_mean_knows_that_steps_depend_on_one_another() -> None:
     assert mean_interval([1.0, 2.0, 3.0]) is None
     assert mean_interval([2.0] * 9) == (2, 2)

@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from samples.commands import wait_for
@@ -32,12 +30,10 @@ from microbench.device.device import DeviceInfo, describe
 from microbench.device.doctor import GIB, VARIABLES, Finding, examine
 from microbench.device.host import LOAD, LoadMeter, at_start, cpu_seconds, others_now
 from microbench.device.telemetry import (
-    THROTTLE_REASONS,
     GpuState,
     NvmlGpu,
     Telemetry,
     TelemetrySummary,
-    throttle_words,
 )
 from microbench.errors import UserError
 from microbench.report.screen import print_report
@@ -331,15 +327,6 @@ def test_a_thread_polls_and_ends_and_there_is_none_without_sensors():
         assert threading.active_count() == before
         telemetry.poll()
     assert telemetry.summary("a") == TelemetrySummary()
-
-
-@given(st.integers(0, 2**63 - 1))
-def test_words_are_unique_and_known_for_any_mask(mask):
-    words = throttle_words(mask)
-    assert len(set(words)) == len(words)
-    assert set(words) <= set(THROTTLE_REASONS.values())
-    assert bool(words) == any(mask & bit for bit in THROTTLE_REASONS)
-    assert throttle_words(None) == throttle_words(1) == ()  # not known; idle
 
 
 # ---------------------------------------------------------------- the computer

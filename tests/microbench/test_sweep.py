@@ -25,8 +25,7 @@ from microbench.report.writers import to_csv
 from microbench.requests import Conditions, ConvRequest, GemmRequest
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Result, Run
-from microbench.sweep import MAX_SIZES, Group, parse_numbers, parse_precisions, parse_sizes
-from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS
+from microbench.sweep import MAX_SIZES, Group, parse_numbers, parse_sizes
 from microbench.timing.interleave import (
     BURST_IDLE_FACTOR,
     BURST_SAMPLES,
@@ -91,18 +90,6 @@ def test_any_text_gives_sizes_or_one_line(text: str) -> None:
     assert len(set(sizes)) == len(sizes)
 
 
-@given(st.integers(1, 5000), st.integers(0, 5000), st.integers(2, 500))
-def test_steps_cover_the_range_like_pythons_and_doubling_stays_in_it(
-    start: int, extra: int, step: int
-) -> None:
-    end = start + extra
-    assert parse_sizes(f"{start}..{end}:+{step}") == cubes(*range(start, end + 1, step))
-    sizes = [n for n, _, _ in parse_sizes(f"{start}..{end}")]
-    assert sizes[0] == start
-    assert all(b == 2 * a for a, b in itertools.pairwise(sizes))
-    assert sizes[-1] <= end < 2 * sizes[-1]
-
-
 @pytest.mark.parametrize("before", ["", "1,", "1..1:+1,"])
 def test_a_run_takes_4096_sizes_and_no_more(before: str) -> None:
     """Repeated ones are read too, before they are left out."""
@@ -132,15 +119,6 @@ def test_each_size_and_layout_is_one_comparison_of_every_arm(
     changes: dict[str, str], groups: list[tuple[str, ...]]
 ) -> None:
     assert plan(**changes) == groups
-
-
-def test_cases_have_keys_that_tell_them_apart() -> None:
-    asked = Conditions(dtype="fp16,bf16,fp8", backend="cublas,triton")
-    groups = GemmRequest(asked, "64,64x128x64", "nn,nt").plan("cuda")
-    keys = [case.key for group in groups for case in group.cases]
-    assert len(set(keys)) == len(keys)
-    assert all(case.group == group.name for group in groups for case in group.cases)
-    assert parse_precisions("fp8, fp8-e5m2") == ["fp8-e4m3", "fp8-e5m2"], "as people write it"
 
 
 def test_a_batch_is_planned_beside_separate_kernels_and_kept_as_it_is(tmp_path: Path) -> None:
@@ -405,22 +383,6 @@ def test_one_noisy_variant_keeps_all_at_it_and_steady_ones_stop_at_once(
     variants = variants_of(HEAVY, LIGHT)
     assert InterleavedSampler(timer, "sustained", 1e9, clock).take(variants) == rounds
     assert [len(variant.blocks) for variant in variants] == [rounds, rounds], "rounds pair up"
-
-
-@pytest.mark.parametrize("fewest", [1, FEWEST_OF_SEVERAL, FEWEST_ROUNDS, 5])
-@pytest.mark.parametrize("budget_s", [0.0, 1e-9, 25.0])
-def test_stops_at_the_budget_but_never_before_the_fewest_rounds(
-    budget_s: float, fewest: int
-) -> None:
-    clock, timer = set_up({"variant0": jumping(1.0, 0.5), "variant1": constant(1.0)}, name="clock")
-    variants = variants_of(1.0, 1.0)
-    rounds = InterleavedSampler(timer, "sustained", budget_s, clock, fewest=fewest).take(variants)
-    assert [len(variant.blocks) for variant in variants] == [rounds, rounds]
-    if budget_s < 1:
-        assert rounds == fewest
-    else:
-        assert rounds > fewest
-        assert budget_s <= clock.seconds <= budget_s + 3 * 2.5  # at most one round too many
 
 
 def warm_s(timer: FakeTimer, name: str) -> float:
