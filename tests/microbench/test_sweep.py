@@ -206,28 +206,6 @@ SHAPES = ROOT / "results" / "shapes"
 ASKED = Conditions(dtype="fp16", vs="none", backend="triton")
 
 
-def test_a_convolution_is_planned_kept_and_read_as_its_line_has_it(tmp_path: Path) -> None:
-    """With the usual values where none are given, and numbers by axis where they are."""
-    file = tmp_path / "c.csv"
-    file.write_text("n,c,k,h,w,r,s,pass,padding\n2,3,8,9,9,3,3,wgrad,\n")
-    (group,) = ConvRequest(ASKED, shapes=file).plan("cuda")
-    (case,) = group.cases
-    assert [case.problem.dims[name] for name in ("pass", "stride", "padding")] == ["wgrad", 1, 0]
-    assert (case.problem.layout, case.precision_name, case.backend) == ("nhwc", "fp16", "triton")
-    file.write_text("n,c,k,h,w,r,s,padding,stride\n2,8,8,1,64,1,7,0x3,1x2\n")
-    (group,) = ConvRequest(ASKED, shapes=file).plan("cuda")
-    (case,) = group.cases
-    assert (case.problem.dims["padding"], case.problem.dims["stride"]) == ("0x3", "1x2")
-    shape = case.problem.shape
-    assert (shape.p, shape.q) == (1, 32)
-    run = Run(("conv",), "now", {"name": "a"}, {}, results=(Result(case, "skipped", "no GPU"),))
-    (read,) = run_from_json(json.loads(json.dumps(run_to_json(run)))).results
-    assert read.case == case
-    file.write_text("n,c,k,h,w,r,s,padding\n2,8,8,1,64,1,7,0x\n")
-    with pytest.raises(UserError, match=r"line 2.*: padding must be a number, or rows x columns"):
-        ConvRequest(ASKED, shapes=file).plan("cuda")
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
