@@ -27,10 +27,13 @@ class Problem(ABC):
     layout: str
 
     def __post_init__(self) -> None:
-        """ValueError for a word that is none of the choices."""
+        """ValueError for a word that is none of the choices, and for a size below 1."""
         for name, words in self.CHOICES.items():
             if (word := self.setting[name]) not in words:
                 raise ValueError(f"{name} must be one of {', '.join(words)}, not {word!r}")
+        for name in self.NUMBERS:
+            if int(self.dims[name]) < 1:
+                raise ValueError(f"{name} must be at least 1, not {self.dims[name]}")
 
     @classmethod
     def fields_of(cls, named: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -168,7 +168,7 @@ class ConvRequest(Request):
         ):
             padding = _padding(self.padding, (r, s), dilations)
             groups = c if self.groups == "depthwise" else sweep.parse_number(self.groups, GROUPS)
-            with refused(f"{c if c == k else f'{c}x{k}'} channels, image {h}x{w}"):
+            with refused(f"{of_axes(c, k)} channels, image {h}x{w}"):
                 steps = stride, padding, of_axes(*dilations)
                 shape = ConvShape(batch, c, h, w, k, r, s, *steps, groups)
             convs.append(Conv(shape, which, layout))

@@ -42,9 +42,6 @@ class Attention(Problem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.NUMBERS:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key/value heads")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from kernels.conv.shape import DIMS, PASSES, ConvShape
+from kernels.conv.shape import DIMS, PASSES, ConvShape, of_axes
 from kernels.precision import Precision
 from kernels.problem import Problem, padded
 
@@ -56,8 +56,7 @@ class Conv(Problem):
     @property
     def size(self) -> str:
         """ "64" for as many channels in as out, "64x256" otherwise."""
-        c, k = self.shape.c, self.shape.k
-        return str(c) if c == k else f"{c}x{k}"
+        return str(of_axes(self.shape.c, self.shape.k))
 
     @property
     def setting(self) -> Mapping[str, str]:
@@ -65,9 +64,9 @@ class Conv(Problem):
         return {
             "pass": self.which,
             "layout": self.layout,
-            "image": _pair(s.h, s.w),
+            "image": str(of_axes(s.h, s.w)),
             "batch": str(s.n),
-            "kernel": _pair(s.r, s.s),
+            "kernel": str(of_axes(s.r, s.s)),
             **{name: str(getattr(s, name)) for name in ("stride", "padding", "dilation", "groups")},
         }
 
@@ -144,8 +143,3 @@ class Conv(Problem):
         sizes["h"] = max(sizes["h"], down * rows + 1)
         sizes["w"] = max(sizes["w"], right * columns + 1)
         return replace(self, shape=replace(s, **sizes, groups=groups))
-
-
-def _pair(a: int, b: int) -> str:
-    """ "28" for a square, "28x56" otherwise."""
-    return str(a) if a == b else f"{a}x{b}"

@@ -56,8 +56,8 @@ class Gemm(Problem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.batch, *self.mnk) < 1:
-            raise ValueError(f"size {self.size} is below 1")
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, not {self.batch}")
         if self.batch == 1 and self.form in OF_BATCHES:
             raise ValueError(f"layout {self.layout} is of a batch, BxMxNxK, not of {self.size}")
 

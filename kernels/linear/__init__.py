@@ -48,11 +48,6 @@ class Linear(Problem):
     CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {"layout": LAYOUTS, "pass": PASSES}
     ARGUMENTS: ClassVar[frozenset[str]] = frozenset({"problem"})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.m, self.k, self.n) < 1:
-            raise ValueError(f"size {self.m}x{self.size} is below 1")
-
     @property
     def quantised(self) -> bool:
         """Whether FP8 operands are given as such."""

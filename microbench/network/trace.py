@@ -136,9 +136,6 @@ def load(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Buil
     [batch, 3, CLIP_FRAMES, image, image]; `image` None is the model's usual size. No memory is
     allocated for weights or images. UserError for whatever is wrong with the name or what it names.
     """
-    for what, size in (("batch", batch), ("image", image)):
-        if size is not None and size < 1:
-            raise UserError(f"{what} must be at least 1, not {size}")
     if networks.is_hub(name):
         network = _from_hub(name, batch, image, fake)
     elif ":" in name:

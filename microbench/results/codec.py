@@ -50,20 +50,10 @@ class _Device:
 
 
 @dataclass(frozen=True)
-class _Load:
-    """See `microbench.device.host`."""
-
-    cpu_share_of_others: float | None = None
-    load_average_per_core: float | None = None
-    gpu_processes: int | None = None
-    gpu_bytes: int | None = None
-
-
-@dataclass(frozen=True)
 class _Settings:
     """The settings that reports read."""
 
-    load: _Load | None = None
+    load: dict[str, float | None] | None = None  # see `microbench.device.host`
     notes: tuple[str, ...] = ()
     training: types.Json | None = None
 

@@ -166,7 +166,7 @@ def test_groups_share_the_rows_by_zipfs_law_and_a_single_product_is_named_as_eve
     assert Gemm(128, 128, 64, batch=9).tiles((128, 64, 64)) == 18
     assert Gemm(128, 128, 64, "nt-grouped", 9).tiles((128, 64, 64)) is None
     for layout, batch in (("nt-strided", 1), ("tn-grouped", 2), ("nt-relu", 1), ("nt", 0)):
-        with pytest.raises(ValueError, match=r"layout|below 1"):
+        with pytest.raises(ValueError, match=r"layout|at least 1"):
             Gemm(8, 8, 8, layout, batch)
 
 
