@@ -161,12 +161,6 @@ def temporary_folder(name: str) -> Path:
 _said: set[str] = set()
 
 
-def warn_not_kept(what: str, error: OSError) -> None:
-    """Warn that the disk refuses a result that later runs could use."""
-    where = f"{error.filename}: " if error.filename else ""
-    warn(f"{what} cannot be kept ({where}{error.strerror or error})")
-
-
 def warn(text: str) -> None:
     """Log a warning, once a process, as one line of what prints: to standard error, where a program
     does nothing else with Python's log.

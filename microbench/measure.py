@@ -60,8 +60,9 @@ class Estimator:
 
     known: dict[Kind, tuple[int, float]] = field(default_factory=dict[Kind, tuple[int, float]])
 
-    def learn(self, case: Case, flops: int, seconds: float) -> None:
-        """Note the seconds that a launch of this case took; `flops` are its FLOPs."""
+    def learn(self, case: Case, seconds: float) -> None:
+        """Note the seconds that a launch of this case took."""
+        flops = case.problem.flops
         if flops >= self.known.get(_kind(case), (0, 0.0))[0]:
             self.known[_kind(case)] = (flops, seconds)
 
@@ -108,7 +109,7 @@ class Estimator:
             start = time.perf_counter()
             prepared.candidates[0].call()
             times.append(time.perf_counter() - start)
-        self.learn(small, small.problem.flops, min(times))
+        self.learn(small, min(times))
         session.close()
 
 
@@ -260,7 +261,7 @@ class Measurer:
         launch = Renewed(candidate.call, prepared.renew, gated, queued)
         once = replace(launch, renew=lambda: None)
         estimate = median(self.timer.block(once, ESTIMATE_SAMPLES).times_s)
-        self.estimator.learn(case, blank.flops, estimate)
+        self.estimator.learn(case, estimate)
         variant = Variant(case.key, launch, estimate)
         again = partial(prepared.rel_error_again, candidate)
         return _Ready(replace(blank, variant=candidate.label), variant, launch, again)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kernels import OPS, tune
 from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.files import warn_not_kept
+from kernels.files import warn
 from kernels.op import TUNED
 from kernels.tune import QUICK, Choice
 from microbench import precompile
@@ -160,7 +160,9 @@ class Tuner:
             if candidate.label == known:
                 return Chosen(candidate)
         if len(prepared.candidates) == 1:
-            return Chosen(prepared.candidates[0], self._untimed(case))
+            ours = case.backend == TUNED
+            choice = self._configurations(case).chosen[1] if ours else None
+            return Chosen(prepared.candidates[0], choice)
         if case.backend == TUNED:
             return self._tune(case, prepared, announce)
 
@@ -175,10 +177,6 @@ class Tuner:
 
     def _configurations(self, case: Case) -> tune.Configurations:
         return OPS[case.op].entries[TUNED].load().configurations(case, self.target)
-
-    def _untimed(self, case: Case) -> Choice | None:
-        """How the only candidate was chosen."""
-        return self._configurations(case).chosen[1] if case.backend == TUNED else None
 
     def _best(
         self,
@@ -229,7 +227,9 @@ class Tuner:
             try:
                 tune.save(case, self.target, found.label, timed)
             except OSError as failure:
-                warn_not_kept("what was tuned", failure)
+                where = f"{failure.filename}: " if failure.filename else ""
+                why = f"{where}{failure.strerror or failure}"
+                warn(f"what was tuned cannot be kept ({why})")
         return Chosen(found, Choice.timed(timed), error)
 
     def _quick_sample(self, candidate: Candidate) -> Sequence[float]:

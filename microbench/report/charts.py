@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from json import dumps
 from pathlib import Path
 from types import MappingProxyType
@@ -382,13 +380,3 @@ def rendered(chart: Any, form: str) -> bytes:
         raise UserError(f"the chart cannot be drawn: {first_line(error)}") from None
     content = image.getvalue()
     return content if isinstance(content, bytes) else content.encode()
-
-
-@cache
-def template(name: str) -> Any:
-    """A page of this folder, whose values are escaped."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    source = files("microbench.report").joinpath(name).read_text(encoding="utf-8")
-    return environment.from_string(source)

@@ -11,6 +11,7 @@ import io
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import parts
-from microbench.report.charts import rendered, template
+from microbench.report.charts import rendered
 from microbench.results.runfile import write_output
 from microbench.streams import printable
 
@@ -103,6 +104,16 @@ def _is_number(text: str) -> bool:
 MOST_CHARTS, MOST_OPEN = 20, 10  # files of a page with a chart; that are not folded
 
 
+@cache
+def _template() -> Any:
+    """The page of this folder, whose values are escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    pages = PackageLoader("microbench.report", "")
+    environment = Environment(loader=pages, autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("page.html")
+
+
 def page(
     reports: Mapping[str, parts.Report], title: str = "", unread: Mapping[str, str] = NONE
 ) -> str:
@@ -117,7 +128,7 @@ def page(
         for index, (name, report) in enumerate(reports.items())
     ]
     heading = title if several else next(iter(reports.values())).title
-    return template("page.html").render(
+    return _template().render(
         title=fmt.clean(heading), reports=sections, note=note, most_open=MOST_OPEN,
         prose=parts.PROSE,
         unread=[(fmt.clean(name), fmt.clean(why)) for name, why in unread.items()],

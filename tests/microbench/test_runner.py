@@ -350,7 +350,7 @@ def case(size: int, precision: str = "fp16") -> Case:
 
 def taught(size: int, seconds: float, precision: str = "fp16") -> Estimator:
     estimator = Estimator()
-    estimator.learn(case(size, precision), 2 * size**3, seconds)
+    estimator.learn(case(size, precision), seconds)
     return estimator
 
 
@@ -367,9 +367,9 @@ def test_time_grows_with_the_work_a_new_kind_is_probed_and_what_does_not_fit_ref
     assert estimator.expected_s(case(512, "bf16")) == 0.0
     assert estimator.expected_s(case(512)) == pytest.approx(8.0)
     assert estimator.expected_s(case(128)) == pytest.approx(1 / 8)
-    estimator.learn(case(64), 2 * 64**3, 1.0)
+    estimator.learn(case(64), 1.0)
     assert estimator.expected_s(case(512)) == pytest.approx(8.0)
-    estimator.learn(case(1024), 2 * 1024**3, 80.0)
+    estimator.learn(case(1024), 80.0)
     assert estimator.expected_s(case(512)) == pytest.approx(10.0)
     estimator = taught(256, 0.1)
     estimator.admit(case(512), CPU, LAUNCHES_NEEDED * 0.8 + 0.01, 0.0)
