@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from math import prod
+from statistics import fmean
 
 from e2e.profile.autotuning import Autotuning, autotuning
 from e2e.profile.compiled import COMPILE, GUARDS, REGION, is_compiled_code
-from e2e.profile.lines import lines_of_samples, lines_of_waits
+from e2e.profile.lines import MOST_LINES, lines_of_long_steps, lines_of_samples, lines_of_waits
 from e2e.profile.operators import (
     ALIGNED,
     HALF,
@@ -38,6 +39,7 @@ from e2e.results import terms
 from e2e.results.terms import COMMUNICATION, IDLE, LAUNCH, LAYOUT, LOADER, PYTHON, SYNC, TERMS
 from kernels.gpu_cards import Card
 from kernels.precision import PRECISIONS
+from microbench import fmt
 from microbench.device.profiler import is_communication
 from microbench.results.types import Positive
 from microbench.roofline.rates import Rates
@@ -90,6 +92,10 @@ KNOWN: Mapping[str, Known] = {
     "launch": Known(
         "CPU launch", "CPU launch: the GPU waits for the CPU",
         "a larger batch, torch.compile, or a CUDA graph",
+    ),
+    "long": Known(
+        "long steps", "long steps",
+        "look at these lines: do it less often, or beside the training", False,
     ),
     "loops": Known(
         "small operations", "many small operations outside of forward, backward and optimizer",
@@ -431,6 +437,29 @@ def _own(seen: Seen) -> Causes:
     yield from seen.cause("own", long, lines_of_samples(seen.run.step, PYTHON))
 
 
+def _long_steps(seen: Seen) -> Causes:
+    """What few steps do and others do not. Without lines it may be other work on the machine."""
+    long, times = seen.run.long_steps, seen.run.step.trace.seconds("bare_s")
+    if not long:
+        return
+    lines, compiles = lines_of_long_steps(seen.run.step, long)
+    most = [line for line, looks in lines.most_common(MOST_LINES) if 4 * looks >= lines.total()]
+    where = ", ".join(filter(None, most))
+    took, usual = (
+        fmt.duration(fmean(time for number, time in enumerate(times) if (number in long) == kind))
+        for kind in (True, False)
+    )
+    yield from seen.cause(
+        "long", float(seen.run.terms.get(terms.LONG_STEPS, 0)), where,
+        title=f"long steps{' that compile' * compiles}: {len(long)} of {len(times)} take {took}, "
+        f"the others {usual}",
+        remedy="sizes change from step to step: pad them, or torch.compile(dynamic=True)"
+        if compiles else "" if where
+        else "find what the script does every few steps; or other work ran on the machine",
+        status=LIKELY if len(long) > 1 and where else POSSIBLE,
+    )  # fmt: skip
+
+
 def _launch(seen: Seen) -> Causes:
     """The GPU's waits for launches: in the optimizer, in loops beside the model, elsewhere."""
     on_cpu = seen.run.step.on_cpu
@@ -724,6 +753,6 @@ def _regions(seen: Seen) -> Causes:
 
 
 RULES: Sequence[Callable[[Seen], Causes]] = (
-    _terms, _loader, _own, _launch, _sync, _casts, _layout, _norms, _autotuning, _products,
-    _attention, _communication, _copies, _compilation, _regions,
+    _terms, _loader, _own, _long_steps, _launch, _sync, _casts, _layout, _norms, _autotuning,
+    _products, _attention, _communication, _copies, _compilation, _regions,
 )  # fmt: skip

@@ -65,7 +65,8 @@ class Traced:
     `window_ns` over `steps` steps is the sum of its `terms`. `bare_step_s` is a step without the
     profiler, the mean of those that were timed, and `step_ci95_s` its interval; None where it was
     not measured: the terms are as recorded then. `busy` is the share of a step in which the device
-    worked. `on_cpu`: there was no device, and only shares are known. `unit` is what a step is.
+    worked, long steps apart. `on_cpu`: there was no device, and only shares are known. `unit` is
+    what a step is.
 
     `missing` says what the trace cannot tell, and why; `ruined` why nothing is concluded. `gains`
     are of the changes that were tried, in `tried_steps` of the training. `rates` is the run file
@@ -196,7 +197,8 @@ class _Side:
         causes = judged(by_trace, tried, step_ms) if tried else by_trace
         ruined = tuple(_ruined(run))
         causes = [] if ruined else causes
-        busy = 1 - run.idle_ns / whole_ns if not run.step.on_cpu else 1.0
+        long_ns = run.terms.get(terms.LONG_STEPS, 0)
+        busy = 1.0 if run.step.on_cpu else 1 - (run.idle_ns - long_ns) / (whole_ns - long_ns)
         return Traced(
             self.path.name, device, str(self.trace.facts.get("torch", "unknown")), steps, whole_ns,
             run.step_s, max(0.0, min(1.0, busy)), run.step.on_cpu,

@@ -36,6 +36,7 @@ import types
 import warnings
 import weakref
 import zipfile
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from decimal import Decimal
@@ -57,6 +58,10 @@ WORK, CALLS = ("kernel", "gpu_memcpy", "gpu_memset"), ("cuda_runtime", "cuda_dri
 READS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 SAMPLE_S = 0.002  # between looks at where the script is
 SWITCH_S = 0.0002  # after which a look is let in
+# Where a step without the profiler takes so many times as long as usual, it is looked where the
+# script is, so often: seconds between looks.
+LONG, LONG_LOOK_S = 3, 0.02
+COMPILERS = ("_dynamo", "_inductor")  # packages of torch.compile
 SAID_S, SAID_LIVE_S = 10.0, 0.5  # between lines of progress, in a file and on a terminal
 # What torch writes of the machine, in the first and last bytes of a trace.
 NAMES, ENDS = re.compile(rb'"(host_name|traceName|hostname)":\s*"[^"]*"'), 1 << 16
@@ -124,6 +129,7 @@ class Watch:
         self._naming = False  # whether it is that of the second recording
         self._open_step: Any = None
         self._calls: _Calls | None = None
+        self._ends_s: deque[float] = deque(maxlen=AFTER)  # of the last steps
         self._begin(0)
 
     def step(self) -> None:
@@ -199,6 +205,7 @@ class Watch:
             self._begin(min(self.steps, self.after - 1))
         else:
             self.steps += 1
+            self._ends_s.append(time.monotonic())
             self._tell_progress()
             self._go_on()
 
@@ -232,7 +239,7 @@ class Watch:
         self._samples: list[tuple[int, str]] = []
         self.steps = steps
         if self.after == steps == 0:
-            self._bare = _UnprofiledSteps(self._looking)
+            self._bare = _UnprofiledSteps(self._looking, self._ends_s)
 
     def _end(self, failed: bool) -> None:
         if self._prover is not None:
@@ -305,7 +312,7 @@ class Watch:
     def _start_bare(self) -> None:
         if self._calls and self.unit == OPTIMIZER and not (self._was_late or compiled()):
             self._calls.back()  # steps end where the optimizer's do: calls need no look
-        self._bare = _UnprofiledSteps(self._looking)
+        self._bare = _UnprofiledSteps(self._looking, self._ends_s)
 
     def _finish_bare(self) -> None:
         assert self._bare is not None
@@ -612,16 +619,20 @@ class _UnprofiledSteps:
     """Times steps, and in them what only the CPU knows: data loading, reads that wait, autocasts.
 
     Only the thread that makes it counts. Where torch.compile is in use, reads and autocasts are
-    left alone.
+    left alone. `ends_s` are those of the last steps: of one that takes much longer it is noted
+    where the script is.
     """
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, ends_s: deque[float]) -> None:
         loaders = torch.utils.data
         self._thread = threading.get_ident()
         self._marks = [_mark()]
         self._loading_s = [0.0]
         self._loads, self._is_loading = 0, False
         self._reads: dict[tuple[str, str], list[Any]] = {}
+        self._ends_s = ends_s
+        self._long: Counter[tuple[int, str, bool]] = Counter()
+        _look(stack, LONG_LOOK_S, self._look_at_long)
         self._compiled, self._autocasts = compiled(), int(_autocast_is_on())  # around the loop
         _replace(stack, loaders.dataloader._BaseDataLoaderIter, "__next__", self._load)
         _replace(stack, loaders.DataLoader, "__iter__", self._load)  # which starts its workers
@@ -643,8 +654,20 @@ class _UnprofiledSteps:
         return bare_s, {
             "loading_s": self._loading_s[:-1] if self._loads else [],
             "reads": [[*key, *read] for key, read in self._reads.items()],
+            "long_steps": [[*key, looks] for key, looks in self._long.items()],
             "autocasts": None if self._compiled else self._autocasts / len(bare_s),
         }
+
+    def _look_at_long(self, frame: Any) -> None:
+        """Note the line of a step that takes much longer than usual, and whether it compiles."""
+        ends_s = list(self._ends_s)
+        usual_s = [end - start for start, end in zip(ends_s, ends_s[1:])]  # noqa: B905, RUF007
+        if usual_s and time.monotonic() - ends_s[-1] > LONG * statistics.median(usual_s):
+            line, compiles = _line(frame), False
+            while frame is not None and not compiles:
+                compiles = bool({*COMPILERS} & {*re.split(r"[\\/]", frame.f_code.co_filename)})
+                frame = frame.f_back
+            self._long[len(self._marks) - 1, line, compiles] += 1
 
     def _load(self, original: Function, *arguments: Any) -> Any:
         if self._is_loading or threading.get_ident() != self._thread:
@@ -744,18 +767,26 @@ class _ModuleNames:
 
 def _sample(stack: ExitStack, rows: list[tuple[int, str]]) -> None:
     """Note now and then which line of the user's runs in this thread, until the stack ends."""
-    system: Any = sys
-    runs, ended = threading.get_ident(), threading.Event()
 
-    def look() -> None:
-        while not ended.wait(SAMPLE_S):
-            line = _line(system._current_frames().get(runs))
-            if line:
-                rows.append((time.time_ns(), line))
+    def note(frame: Any) -> None:
+        if line := _line(frame):
+            rows.append((time.time_ns(), line))
 
     # Without it Python's own code gives way only as it calls torch, and the lines would be those.
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(SWITCH_S)
+    _look(stack, SAMPLE_S, note)
+
+
+def _look(stack: ExitStack, every_s: float, note: Callable[[Any], None]) -> None:
+    """Call `note` with what runs in this thread, now and then, until the stack ends."""
+    system: Any = sys
+    runs, ended = threading.get_ident(), threading.Event()
+
+    def look() -> None:
+        while not ended.wait(every_s):
+            note(system._current_frames().get(runs))
+
     looks = threading.Thread(target=look, daemon=True)
     looks.start()
     stack.callback(looks.join, 1.0)

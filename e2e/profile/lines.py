@@ -6,7 +6,7 @@ import re
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePath
 from typing import Any, cast
@@ -73,6 +73,23 @@ def lines_of_waits(step: Step) -> str:
         return lines_of_samples(step, SYNC)
     most = sorted(reads.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
     return ", ".join(f"{line} {ms:.3g} ms" for line, ms in most)
+
+
+def lines_of_long_steps(step: Step, long: Collection[int]) -> tuple[Counter[str], bool]:
+    """Where the script was in these steps without the profiler: looks by line; and whether it
+    compiled most of the time.
+    """
+    rows: object = step.trace.facts.get("long_steps")
+    lines: Counter[str] = Counter()
+    compiling = 0
+    for row in cast(list[Any], rows) if isinstance(rows, list) else ():
+        match row:
+            case [int(number), str(line), bool(compiles), int(looks)] if number in long:
+                lines[line] += looks
+                compiling += looks * compiles
+            case _:
+                pass
+    return lines, 2 * compiling > lines.total()
 
 
 def timed_reads(step: Step) -> Mapping[str, float]:

@@ -2,7 +2,8 @@
 
 Kernels take as long as they were recorded. What the device idles is the step less that: the waits
 for a DataLoader as they were timed in the steps without the profiler, the rest as it was recorded,
-and no more than usual steps leave. What no recorded step has is the residual.
+and no more than usual steps leave. What few steps take beyond the others is a term of its own;
+what else no recorded step has is the residual.
 """
 
 from __future__ import annotations
@@ -17,13 +18,23 @@ from statistics import fmean, median
 from e2e.profile.lines import timed_reads
 from e2e.profile.step import NothingSeen, Step, idle_term, step_of, timed_by
 from e2e.profile.trace import Trace, kernels_alone
-from e2e.results.terms import COMPILATION, IDLE, LAUNCH, LOADER, PYTHON, RESIDUAL, SYNC
+from e2e.results.terms import (
+    COMPILATION,
+    IDLE,
+    LAUNCH,
+    LOADER,
+    LONG_STEPS,
+    PYTHON,
+    RESIDUAL,
+    SYNC,
+)
 from microbench.timing.stats import t_quantile
 
 LEAST_MATCHED = 0.9  # of the work of two recordings: less, and only one of them is used
 SLOWED = (LAUNCH, SYNC)  # idle time in which the CPU works, which the profiler slows
 MOST_LONGER = 1.5  # times as long as recorded: what is beyond that was something else
 LONG_NS = 1_000_000  # of an operator of the CPU: the profiler's own time is no matter
+LONG, FEW = 3.0, 0.25  # times as long as the median: long steps, if no more than this share is
 MOST_LAGS = 8  # steps that may depend on one another: loaders hand out batches in bursts
 
 
@@ -33,8 +44,9 @@ class Unprofiled:
 
     `whole_ns` is as many steps as were recorded, and the sum of `terms`. `step_s` is None where no
     step was timed without the profiler; the terms are as recorded then. `uncertain` is half of the
-    interval of a step without its waits for data, over the step. `missed` is the share of a step
-    that no recorded step has; below 0 what they have beyond a step.
+    interval of a step without its waits for data, over the step, `long_steps` apart: the numbers
+    of those. `missed` is the share of a step that no recorded step has; below 0 what they have
+    beyond a step.
     """
 
     step: Step
@@ -44,6 +56,7 @@ class Unprofiled:
     terms: Mapping[str, int]
     uncertain: float = 0.0
     missed: float = 0.0
+    long_steps: tuple[int, ...] = ()
 
     @cached_property
     def factors(self) -> Mapping[str, float]:
@@ -58,7 +71,7 @@ class Unprofiled:
 
     def is_idle(self, term: str) -> bool:
         """Whether the device idles in this term; what no recorded step has is no recorded work."""
-        return term in IDLE or (term == RESIDUAL and not self.step.on_cpu)
+        return term in IDLE or (term in (RESIDUAL, LONG_STEPS) and not self.step.on_cpu)
 
     @cached_property
     def held_up_ns(self) -> float:
@@ -98,6 +111,11 @@ def unprofiled(step: Step) -> Unprofiled:
     rest_ns = whole_ns - sum(terms.values())
     if rest_ns < 0:  # kernels that took longer while they were recorded
         terms = {term: ns * whole_ns / (whole_ns - rest_ns) for term, ns in terms.items()}
+    long = long_steps(own)
+    if long and rest_ns > 0:
+        beyond_ns = scale * sum(own[number] - median(own) for number in long) / len(own)
+        terms[LONG_STEPS] = min(rest_ns, beyond_ns)
+        rest_ns -= terms[LONG_STEPS]
     # What the profiler does not slow, and is more than a step: it is in the recorded steps alone.
     steady = (COMPILATION,) if step.on_cpu else step.recorded.keys() - {LOADER, *_slowed(step)}
     over_ns = sum(step.recorded.get(term, 0) for term in steady)
@@ -105,12 +123,18 @@ def unprofiled(step: Step) -> Unprofiled:
     if step.on_cpu and _tells(times):  # a long operator is slowed by other work alone
         long_ns = sum(op.ns for op in step.ops if op.term not in IDLE and op.ns >= LONG_NS)
         over_ns = max(over_ns, long_ns - MOST_LONGER * (whole_ns - terms.get(LOADER, 0)))
-    ends = mean_interval(own)
+    ends = mean_interval([time for number, time in enumerate(own) if number not in long])
     return Unprofiled(
         step, fmean(times), mean_interval(times), whole_ns, _whole(terms, whole_ns),
         (ends[1] - ends[0]) / 2 / fmean(times) if ends else 0.0,
-        (-over_ns if over_ns > 0 else rest_ns) / whole_ns,
+        (-over_ns if over_ns > 0 else rest_ns) / whole_ns, long,
     )  # fmt: skip
+
+
+def long_steps(times: Sequence[float]) -> tuple[int, ...]:
+    """The numbers of few steps that take much longer than the others do; () for none, or many."""
+    long = [number for number, time in enumerate(times) if time > LONG * median(times)]
+    return tuple(long) if len(long) <= FEW * len(times) else ()
 
 
 def _divided(

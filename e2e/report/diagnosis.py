@@ -12,7 +12,7 @@ from e2e.profile.diagnosis import Diagnosis, Traced, changes, step_ns
 from e2e.profile.products import reach
 from e2e.profile.trials import ASIDE, SAID_APART
 from e2e.report.ledger import TERM_WORDS
-from e2e.results.terms import PYTHON, RESIDUAL
+from e2e.results.terms import LONG_STEPS, PYTHON, RESIDUAL
 from microbench import fmt
 from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Raw, Report, Row
 from microbench.results.codec import decode
@@ -125,7 +125,8 @@ def _finding(runs: Sequence[Traced]) -> str:
     for baseline in base:
         than = f" is {baseline.step_ms / last.step_ms:.2f} times as fast as {baseline.name}"
         step += f", not {fmt.number(baseline.step_ms)}"
-    busy = "" if last.on_cpu else f" (GPU busy {100 * last.busy:.0f} %{card})"
+    usual = " of usual steps" * bool(last.ms(LONG_STEPS))
+    busy = "" if last.on_cpu else f" (GPU busy {100 * last.busy:.0f} %{usual}{card})"
     return f"{last.name}{than} on {last.device}: {step}; bottleneck: {last.bottleneck}{busy}"
 
 

@@ -14,6 +14,7 @@ from microbench.results.types import Amount, AtLeastOne, Count
 # What the Tensor Cores compute, and what the other terms do not explain.
 PRODUCT_TERMS = ("convolutions", "matrix products", "attention", "products")
 RESIDUAL = "residual"
+LONG_STEPS = "long steps"  # what few steps take beyond the others, in no recorded step
 CONVOLUTIONS, MATRIX_PRODUCTS, ATTENTION, PRODUCTS = PRODUCT_TERMS
 LAYOUT = "layout changes"
 OTHER = "other ops"

@@ -423,6 +423,28 @@ def test_the_line_of_own_code_is_that_which_runs_and_not_the_next_call_of_torch(
     assert {f"train.py:{begins + 1}", f"train.py:{begins + 2}"} & set(lines)
 
 
+PAUSES = """
+import time
+
+def pause():
+    time.sleep(0.5)
+
+for number in range(40):
+    step(net, optimizer)
+    if number % 10 == 4:
+        pause()
+"""
+
+
+def test_a_step_that_takes_much_longer_is_noted_with_the_line_that_runs(user: User) -> None:
+    text = START + PAUSES
+    (user.folder / "train.py").write_text(text)
+    user.record("--after", "10", "--bare", "10", "train.py")
+    facts = read_trace(user.folder / "a.json.gz").facts
+    pauses = 1 + text.splitlines().index("    time.sleep(0.5)")
+    assert [5, f"train.py:{pauses}", False] in [row[:3] for row in facts["long_steps"]]
+
+
 SEEN = """
 import time
 from torch.utils.data import DataLoader

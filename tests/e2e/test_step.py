@@ -19,7 +19,7 @@ from samples.training_runs import variant
 from torch import Tensor, nn
 
 from e2e.profile import halfway_watch
-from e2e.profile.causes import Gain
+from e2e.profile.causes import LIKELY, POSSIBLE, Gain
 from e2e.profile.diagnosis import Diagnosis, Traced, diagnose
 from e2e.profile.products import products
 from e2e.profile.step import NothingSeen, Op, Step, step_of
@@ -441,6 +441,9 @@ def said(folder: Path, **facts: Any) -> Traced:
     return diagnose([recorded(played, **facts).write(folder / "t.json")]).runs[0]
 
 
+ASIDE = (terms.LOADER, terms.RESIDUAL, terms.LONG_STEPS)
+
+
 @settings(max_examples=40)
 @given(
     bare_s=st.lists(st.floats(1e-4, 0.1), min_size=1, max_size=12),
@@ -458,7 +461,7 @@ def test_terms_are_the_mean_step_work_as_recorded_and_idle_time_what_is_left(
     works = 2 * (2 * MS + 40 * US)
     assert run.whole_ns - run.idle_ns == approx(min(works, run.whole_ns), abs=4)
     for term, ns in run.terms.items():  # none is far longer than it was recorded, but for these
-        assert term in (terms.LOADER, terms.RESIDUAL) or ns <= 1.5 * run.step.recorded[term] + 1
+        assert term in ASIDE or ns <= 1.5 * run.step.recorded[term] + 1
     assert run.terms.get(terms.LOADER, 0) <= 2 * waits * mean_ns + 1
 
 
@@ -475,7 +478,7 @@ def test_the_profiler_s_time_is_cut_from_what_it_slows(
                tmp_path)  # fmt: skip
     assert run.step.named is not None
     ms = {term: ns / 2e6 for term, ns in run.terms.items()}
-    assert ms[terms.RESIDUAL] == approx(1, abs=0.05)
+    assert ms[terms.LONG_STEPS] == approx(1, abs=0.05)
     assert ms[terms.LOADER] == approx(0.5, abs=0.01)
     assert ms.get(terms.PYTHON, 0) == approx(own_ms, abs=0.05)
     assert ms.get(terms.LAUNCH, 0) + ms.get(terms.SYNC, 0) == approx(launch_ms, abs=0.05)
@@ -530,6 +533,34 @@ def test_launches_behind_a_read_are_its_cost_and_a_cpu_s_shares_stay(tmp_path: P
     costs = {one.cause: one.ms for one in said(tmp_path, reads=reads).findings}
     assert costs["sync"] == approx(0.78, abs=0.03)
     assert "launch" not in costs
+
+
+@pytest.mark.parametrize(
+    ("long", "compiles", "looked", "status"),
+    [
+        ((7, 17), False, True, LIKELY), ((7, 17), True, True, LIKELY),
+        ((7, 17), False, False, POSSIBLE), ((7,), False, True, POSSIBLE),
+        ((1, 2, 3, 7, 9, 17), False, True, ""),
+    ],
+)  # fmt: skip
+def test_few_long_steps_are_a_cause_and_the_others_are_judged_without_them(
+    long: tuple[int, ...], compiles: bool, looked: bool, status: str, tmp_path: Path
+) -> None:
+    """Of six in twenty nothing is concluded; of one, or without lines, it may be other work."""
+    usual_s, long_s = 0.0045, 0.1
+    rows = [[3, "train.py:4", False, 99], *([at, "train.py:9", compiles, 40] for at in long)]
+    bare_s = [long_s if number in long else usual_s for number in range(20)]
+    run = said(tmp_path, bare_s=bare_s, long_steps=rows if looked else [])
+    assert sum(term.ns for term in run.terms) == run.window_ns
+    assert (run.ruined == ()) == bool(status)
+    if status:
+        others, first = said(tmp_path, bare_s=[usual_s] * 20), run.findings[0]
+        assert (first.cause, first.status, first.where) == ("long", status, "train.py:9" * looked)
+        assert first.ms == approx(1e3 * len(long) * (long_s - usual_s) / 20, rel=1e-3)
+        assert ("torch.compile" in first.remedy) == compiles
+        assert run.busy == approx(others.busy, abs=1e-3)
+        assert [one.cause for one in others.findings] == [one.cause for one in run.findings
+                                                          if one.cause != "long"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
