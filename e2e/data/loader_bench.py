@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.reading import Read, cold_missing
-from e2e.data.types import Data, Files, Loader, LoadSpec, Source
+from e2e.data.types import Data, Files, Loader
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
@@ -30,7 +31,6 @@ class LoadMeter:
 
     def __init__(self, data: Data, device: torch.device, seed: int) -> None:
         self._data, self._device, self._seed = data, device, seed
-        self._source: Source | None = getattr(data, "source", None)
         self._read = False
 
     def measure(self, case: LoadCase, budget_s: float) -> Loading:
@@ -45,42 +45,30 @@ class LoadMeter:
         if case.cold and not reason:
             reason = "no cold reads: this loader reads files itself"
             if not backend.reads_itself:
-                reason = cold_missing(self._source) if self._source else "there are no files"
+                reason = cold_missing(self._data.source)
         if reason:
             return Loading(case, "skipped", reason)
-        loader: Loader | None = None
         try:
             if not case.cold:
                 self._have_read(case)
-            loader = self._opened(case)
-            return _measured(loader, case, self._device, budget_s)
+            with closing(self._data.open(case, self._device, self._seed)) as loader:
+                return _measured(loader, case, self._device, budget_s)
         except UserError as error:
             return Loading(case, "failed", str(error))
-        finally:
-            if loader is not None:
-                loader.close()
-
-    def _opened(self, case: LoadCase) -> Loader:
-        return self._data.load(
-            LoadSpec(
-                case.batch, self._device, self._seed, case.loader, case.workers, case.cold
-            )
-        )  # fmt: skip
 
     def _have_read(self, case: LoadCase) -> None:
         """Read each file once, as far as WARM_S goes: what is read first would else be cold."""
-        if self._read or not isinstance(self._source, Files):
+        source = self._data.source
+        if self._read or not isinstance(source, Files):
             return
         self._read = True
-        loader = self._opened(replace(case, loader="read", workers=usable_cores()))
-        until_s = time.perf_counter() + WARM_S
-        try:
-            for _ in range(math.ceil(len(self._source.pictures) / case.batch)):
+        read = replace(case, loader="read", workers=usable_cores())
+        with closing(self._data.open(read, self._device, self._seed)) as loader:
+            until_s = time.perf_counter() + WARM_S
+            for _ in range(math.ceil(len(source.pictures) / case.batch)):
                 next(loader)
                 if time.perf_counter() > until_s:
                     break
-        finally:
-            loader.close()
 
 
 def _measured(loader: Loader, case: LoadCase, device: torch.device, budget_s: float) -> Loading:

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from e2e.case import TrainCase
+from e2e.results.loader_types import LoadCase
+
 PREFETCH = 2  # batches that each worker is ahead
 
 Item = TypeVar("Item")
@@ -187,6 +190,7 @@ class Data:
 
     train_samples: int | None = None
     held_out_samples: int | None = None
+    source: Source | None = None  # of images
 
     def __init__(self, name: str, options: Options, classes: int) -> None:
         self.name, self.options = name, options
@@ -197,6 +201,10 @@ class Data:
     def notes(self) -> tuple[str, ...]:
         """Remarks on the data so far for the user, a line each."""
         return tuple(self._notes)
+
+    def open(self, case: TrainCase | LoadCase, device: torch.device, seed: int) -> Loader:
+        """The case's batches, from the first one of the seed's order. UserError as of `load`."""
+        return self.load(LoadSpec(case.batch, device, seed, case.loader, case.workers, case.cold))
 
     def load(self, spec: LoadSpec) -> Loader:
         """Batches in an order that the seed decides. May take time; allocates on the device.
@@ -214,4 +222,11 @@ class Data:
         With a `count` only that many of them, drawn once: always the same ones.
         UserError for a broken file of strict data, or when no sample can be decoded.
         """
-        yield from ()
+        numbers = some_of(self.held_out_samples or 0, count)
+        batches = [numbers[at : at + batch] for at in range(0, len(numbers), batch)]
+        for some in shared(batches, self.options.share):
+            yield self.kept_batch(some, device)
+
+    def kept_batch(self, numbers: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """These held-out samples on the device, as a loader has them."""
+        raise NotImplementedError

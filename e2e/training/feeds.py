@@ -6,8 +6,8 @@ Separate workers would slow the other variants, since they go on loading while o
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,21 +15,13 @@ from torch import Tensor
 
 from e2e.case import TrainCase
 from e2e.data.loaders.cpus import cpu_seconds
-from e2e.data.types import Data, Loader, LoadSpec
+from e2e.data.types import Data, Loader
 from e2e.results.loader_types import LoadCase, load_case
 
 READY_S = 0.02  # a batch that takes longer to come was not ready
 # Workers that took less than this share of a core for so long rest; they are waited for no longer
 # than MAX_REFILL_S.
 RESTING_S, RESTING_SHARE, MAX_REFILL_S = 0.2, 0.1, 10.0
-
-
-def loader_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Loader:
-    """The case's batches, from the first one of the seed's order.
-
-    UserError for a loader that does not fit the data or the device.
-    """
-    return data.load(LoadSpec(case.batch, device, seed, case.loader, case.workers, case.cold))
 
 
 class TimedFeed(Loader):
@@ -80,34 +72,23 @@ class TimedFeed(Loader):
             self._close()
 
 
-@dataclass
-class _Shared:
-    loader: Loader
-    users: int = 0
-
-
 class Feeds:
     """The loaders of the variants on one device, from one data set."""
 
     def __init__(self, data: Data, device: torch.device, seed: int) -> None:
         self._data, self._device, self._seed = data, device, seed
-        self._shared: dict[LoadCase, _Shared] = {}  # by how they load
+        # By how they load: a loader, once for each variant that it feeds.
+        self._shared: defaultdict[LoadCase, list[Loader]] = defaultdict(list)
 
     def open(self, case: TrainCase) -> TimedFeed:
         """A feed for a variant. UserError for a loader that does not fit the data or the device."""
-        way = load_case(case)
-        shared = self._shared.get(way) if case.loads_data else None
-        if shared is None:
-            shared = _Shared(loader_of(self._data, case, self._device, self._seed))
-        if case.loads_data:
-            self._shared[way] = shared
-        shared.users += 1
+        users = self._shared[load_case(case)] if case.loads_data else []
+        loader = users[0] if users else self._data.open(case, self._device, self._seed)
+        users.append(loader)
 
         def leave() -> None:
-            shared.users -= 1
-            if not shared.users:
-                shared.loader.close()
-                if case.loads_data:
-                    del self._shared[way]
+            users.pop()
+            if not users:
+                loader.close()
 
-        return TimedFeed(shared.loader, leave)
+        return TimedFeed(loader, leave)

@@ -13,7 +13,6 @@ import torch
 from e2e.data.types import Data
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Repeat, Training
-from e2e.training.feeds import loader_of
 from e2e.training.variant import Variant
 
 EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over
@@ -35,7 +34,7 @@ def train_once(variant: Variant, data: Data, seed: int, steps: int, on_step: OnS
     trainer.set_backend_flags()
     trainer.restart(seed, steps)
     with trainer.ranks.fail_together():
-        feed = loader_of(data, case, trainer.device, seed)
+        feed = data.open(case, trainer.device, seed)
     losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
     loss = accuracy = None
     try:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from e2e.case import FULL, OFF, SHORT, TrainCase
 from e2e.data.datasets import Options, open_data
-from e2e.data.types import LoadSpec
+from e2e.data.types import Data, LoadSpec
 from e2e.networks import find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network, model_bytes
@@ -64,7 +64,7 @@ def blobs(generator: torch.Generator, index: int) -> Batch:
 
 
 @dataclass
-class Plain:
+class Plain(Data):
     """Data in memory. `train_samples` None: endless, as synthetic data."""
 
     draw: Callable[[torch.Generator, int], Batch] = blobs

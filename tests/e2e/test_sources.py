@@ -44,9 +44,9 @@ from torchvision.datasets import CIFAR10
 
 from e2e.data.datasets import Options, open_data, tokens
 from e2e.data.datasets.images import InMemory
-from e2e.data.datasets.tokens import SUCCESSORS, TokenRows, entropy, rows_of_tokens
+from e2e.data.datasets.tokens import SUCCESSORS, entropy, rows_of_tokens
 from e2e.data.loaders.reading import decode
-from e2e.data.loaders.resident import PADDING
+from e2e.data.loaders.resident import PADDING, Rows
 from e2e.data.sources import generated, jpegs
 from e2e.data.sources.jpegs import DatasetPlan, cached, make, size_of
 from e2e.data.sources.listing import list_images
@@ -255,7 +255,7 @@ def test_both_parts_walk_through_one_chain_and_rows_come_once_as_their_own_targe
     assert all(inputs is targets and inputs.shape[1:] == (64,) for inputs, targets in held_out)
     assert opened.classes == VOCABULARY
     rows = torch.arange(10).reshape(10, 1)
-    feed = TokenRows(rows, 4, seed=3)
+    feed = Rows(rows, 4, seed=3)
     seen = torch.cat([feed.to_device(next(feed))[0] for _ in range(5)]).flatten()
     assert sorted(seen[:10].tolist()) == sorted(seen[10:].tolist()) == list(range(10))
 

@@ -26,7 +26,6 @@ from e2e.data.types import (
     Normal,
     Options,
     Source,
-    shared,
     some_of,
 )
 from microbench.errors import UserError
@@ -70,6 +69,7 @@ class Images(Synthetic):
             spec, size=(height, width), normal=self._normal, share=share,
             on_broken=self.on_broken,
         )  # fmt: skip
+        assert self.source
         return open_loader(self.source, spec)
 
     def _note_crowd(self, name: str, workers: int) -> None:
@@ -96,20 +96,14 @@ class InMemory(Images):
         options = options or Options(tuple(train.images.shape[1:]))
         super().__init__(name, source, classes, normal, options)
 
-    def held_out(
-        self, batch: int, device: torch.device, count: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """As `Data.held_out`, in order: float32 [N, 3, H, W] and classes, int64 [N]."""
+    def kept_batch(self, numbers: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """As `Data.kept_batch`: float32 [N, 3, H, W] and classes, int64 [N]."""
         if device not in self._kept_on:
             self._kept_on[device] = (self.kept.images.to(device), self.kept.classes.to(device))
         scale, shift = self._normal.scale_and_shift(device)
-        kept = self._kept_on[device]
-        if 0 < count < len(kept[0]):
-            some = torch.tensor(some_of(len(kept[0]), count), device=device)
-            kept = (kept[0][some], kept[1][some])
-        parts = (shared(torch.split(part, batch), self.options.share) for part in kept)
-        for some, target in zip(*parts, strict=True):
-            yield (some * scale).add_(shift), target
+        images, classes = self._kept_on[device]
+        some = torch.tensor(numbers, device=device)
+        return (images[some] * scale).add_(shift), classes[some]
 
 
 class Folder(Images):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
 from e2e.data.loaders import FIXED, check_name
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.workers import Shuffled, Workers
-from e2e.data.types import ALL, IMAGENET, Loader, LoadSpec, Options, laid_out, shared, some_of
+from e2e.data.types import ALL, IMAGENET, Loader, LoadSpec, Options, laid_out
 from e2e.networks.table import written
 from kernels.messages import one_line, suggest
 from microbench.errors import UserError
@@ -89,15 +89,11 @@ class Own(Synthetic):
             order = dict(batch_sampler=([index for index, _ in some] for some in draws))
         return OwnLoader(self, self._train, spec, order)
 
-    def held_out(self, batch: int, device: torch.device, count: int = 0) -> Iterator[Pair]:
-        """As `Data.held_out`, made in this process."""
-        if self._kept is None or self._kept.count is None:
-            return
-        numbers = some_of(self._kept.count, count)
-        batches = [numbers[at : at + batch] for at in range(0, len(numbers), batch)]
-        for some in shared(batches, self.options.share):
-            inputs, targets = self.checked(self._items(self._kept, some))
-            yield inputs.to(device), targets.to(device)
+    def kept_batch(self, numbers: Sequence[int], device: torch.device) -> Pair:
+        """As `Data.kept_batch`, made in this process."""
+        assert self._kept, "none is held out"
+        inputs, targets = self.checked(self._items(self._kept, numbers))
+        return inputs.to(device), targets.to(device)
 
     def checked(self, batch: object) -> Pair:
         """(inputs, targets) of a batch. UserError for what the network cannot take."""

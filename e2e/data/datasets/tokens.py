@@ -8,7 +8,7 @@ that it sees again a network can do better, by memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.data.loaders import FIXED
-from e2e.data.types import ALL, Loader, LoadSpec, Options, Share, shared, some_of
+from e2e.data.loaders.resident import Rows
+from e2e.data.types import Loader, LoadSpec, Options
 from microbench.errors import UserError
 
 SEED = 20_261_125  # of the data set, independent of a run's seed
@@ -94,42 +95,13 @@ class GeneratedTokens(Synthetic):
         self._check(spec.loader)
         if spec.loader in FIXED:
             return super().load(spec)
-        return TokenRows(self._train.to(spec.device), spec.batch, spec.seed, self.options.share)
+        return Rows(self._train.to(spec.device), spec.batch, spec.seed, self.options.share)
 
-    def held_out(
-        self, batch: int, device: torch.device, count: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """As `Data.held_out`: the inputs are the targets too."""
-        batches = torch.split(self._kept[some_of(len(self._kept), count)], batch)
-        for some in shared(batches, self.options.share):
-            tokens = some.to(device)
-            yield tokens, tokens
+    def kept_batch(self, numbers: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """As `Data.kept_batch`: the inputs are the targets too."""
+        tokens = self._kept[numbers].to(device)
+        return tokens, tokens
 
     def _check(self, loader: str) -> None:
         if loader not in ("", "resident", *FIXED):
             raise UserError(f"--loader {loader} reads images; generated text is on the device")
-
-
-class TokenRows(Loader):
-    """Rows that are on the device: each batch is gathered there.
-
-    `share` is this rank's of a batch that all have together, as in `LoadSpec`.
-    """
-
-    def __init__(self, rows: Tensor, batch: int, seed: int, share: Share = ALL) -> None:
-        self._rows, self._batch, self._share = rows, batch, share
-        self._generator = torch.Generator(rows.device).manual_seed(seed)
-        self._order = torch.empty(0, dtype=torch.int64, device=rows.device)
-
-    def to_device(self, batch: object, channels_last: bool = False) -> tuple[Tensor, Tensor]:
-        """The next rows of the epoch, int64 [batch, T], twice; a batch may span two epochs."""
-        rank, ranks = self._share
-        whole = self._batch * ranks
-        while len(self._order) < whole:
-            order = torch.randperm(
-                len(self._rows), generator=self._generator, device=self._rows.device
-            )
-            self._order = torch.cat([self._order, order])
-        which, self._order = self._order[rank:whole:ranks], self._order[whole:]
-        tokens = self._rows[which]
-        return tokens, tokens

@@ -19,10 +19,11 @@ from torch.utils.data import (
 from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
 from e2e.data.loaders.device_copy import Placer
-from e2e.data.loaders.reading import decode, none_left, read, short
+from e2e.data.loaders.reading import decode, read, short
 from e2e.data.loaders.resident import PADDING
 from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
-from e2e.data.types import Arrays, Broken, ImageFile, LoadSpec, Source, shared
+from e2e.data.types import Arrays, Broken, Files, ImageFile, LoadSpec, Source, shared
+from microbench.errors import UserError
 
 CENTRE = 224 / 256  # of the shorter side: the centre crop of a held-out image
 
@@ -127,7 +128,10 @@ class ImageLoader(Workers):
         batch: Batch = super().__next__()
         self._spec.on_broken(batch.broken)
         if not len(batch.images):
-            raise none_left(self._source)
+            source = self._source
+            assert isinstance(source, Files), "arrays do not break"
+            count = f"{len(source.pictures):,}"
+            raise UserError(f"none of the {count} training images in {source.root} can be decoded")
         return batch
 
     def to_device(self, batch: Batch, channels_last: bool = False) -> tuple[Tensor, Tensor]:

@@ -19,9 +19,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import Dataset
 
 from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
-from e2e.data.types import Arrays, Broken, Files, ImageFile, LoadSpec, Source
+from e2e.data.types import Broken, Files, ImageFile, LoadSpec, Source
 from kernels.messages import first_line
-from microbench.errors import UserError
 
 TRIED = 4  # files of a source
 # Seconds to wait before each try to drop a file: pages that were just written or read may be held
@@ -59,10 +58,10 @@ def cannot_drop(path: str | Path) -> str | None:
     return "no cold reads: the file system does not say what it holds in memory"
 
 
-def cold_missing(source: Source) -> str | None:
+def cold_missing(source: Source | None) -> str | None:
     """Why the files of a source cannot be read cold, or None; tried with a few readable ones."""
-    if isinstance(source, Arrays):
-        return "no cold reads: these images lie in memory"
+    if not isinstance(source, Files):
+        return "no cold reads: these images lie in memory" if source else "there are no files"
     for picture in source.pictures[:: max(1, len(source.pictures) // TRIED)][:TRIED]:
         with suppress(OSError):
             reason = cannot_drop(picture.path)
@@ -154,13 +153,6 @@ def short(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return first_line(error)[:80]
-
-
-def none_left(source: Source) -> UserError:
-    """The UserError to raise when no image of a source could be decoded."""
-    assert isinstance(source, Files), "arrays do not break"
-    count = len(source.pictures)
-    return UserError(f"none of the {count:,} training images in {source.root} can be decoded")
 
 
 def _of_16_bits(image: Image.Image) -> Image.Image:
