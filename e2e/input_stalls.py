@@ -42,7 +42,9 @@ def predict_together(
     if trains is None or loads is None:
         return None
     longer = np.maximum(trains, loads) + _mutual(trains, loads, loading, known, images)
-    shared = (_cpu_s_per_image(loading) * images + host_s) / cores
+    each = [((block.cpu_s or 0.0) / block.images,) for block in loading.blocks]  # 0: not known
+    cpu_s = _estimate(loading.cpu_s_per_image or 0.0, median_interval(each))
+    shared = (cpu_s * images + host_s) / cores
     step = np.minimum(np.maximum(longer, shared), trains + loads)
     waits = step[0] > (1 + LOADER_SHARE) * trains[0]  # as for measured steps
     limit = "data" if waits else pinned.limit
@@ -76,12 +78,6 @@ def _loads(loading: Loading, images: int) -> Estimate | None:
     """Seconds that the loader takes for a step's images."""
     image = loading.timed
     return image and images * _estimate(image.median_s, image.ci95_s)
-
-
-def _cpu_s_per_image(loading: Loading) -> Estimate:
-    """CPU seconds of the loader, over all cores; zeros where they are unknown."""
-    each = [((block.cpu_s or 0.0) / block.images,) for block in loading.blocks]
-    return _estimate(loading.cpu_s_per_image or 0.0, median_interval(each))
 
 
 def _estimate(value: float, ends: tuple[float, float] | None) -> Estimate:

@@ -8,7 +8,6 @@ of those only the kernel's name tells what they are. Names as torch 2.0 to 2.14 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from e2e.profile.trace import Span
 from e2e.results.terms import (
@@ -82,11 +81,6 @@ def fused_words(kernel: str) -> str:
     return match["ops"] if match else ""
 
 
-def term_of_kernel(kernel: str) -> str | None:
-    """The term of a kernel without an operator, by its name; None where that tells nothing."""
-    return fused_term(kernel) or next((t for p, t in _KERNELS if p.search(kernel)), None)
-
-
-def own_code_term(ops: Sequence[Span]) -> str | None:
-    """The term of what compiled code itself does on a CPU: its fused loops are no operators."""
-    return FUSED_KERNELS if ops and is_compiled_code(ops[-1]) else None
+def term_of_library_kernel(kernel: str) -> str | None:
+    """The term of a kernel of a library or of torch, by its name; None where that tells nothing."""
+    return next((term for pattern, term in _KERNELS if pattern.search(kernel)), None)

@@ -33,7 +33,6 @@ from e2e.results.terms import IDLE, LAYOUT, TERMS
 from e2e.training.trainer import set_tf32
 from kernels.case import Target
 
-CHOOSING = 1  # of the rounds: those that choose which calls to change
 LEAST_SHARE = 0.005  # of a step: shorter calls are not replayed
 MOST_CALLS = 16  # of one kind, the longest
 MOST_NAMED = 2
@@ -231,29 +230,19 @@ def _times(target: Target, pairs: Sequence[Pair]) -> dict[str, tuple[float, ...]
 def _gain(
     cause: str, pairs: Sequence[Pair], times: dict[str, tuple[float, ...]], step_ms: float
 ) -> Gain | None:
-    """What the step gains where those calls are changed that gained in the first rounds."""
+    """What the step gains where those calls are changed that gained in the first round."""
     timed = [
-        pair for pair in pairs if pair.repeated.call.key in times and pair.changed.key in times
+        (pair, times[pair.repeated.call.key], times[pair.changed.key])
+        for pair in pairs
+        if pair.repeated.call.key in times and pair.changed.key in times
     ]
-
-    def total_s(some: Sequence[Pair], number: int, *, changed: bool) -> float:
-        """Seconds that these calls take in a step, in this round."""
-        keyed = ((p.changed if changed else p.repeated.call, p.repeated.count) for p in some)
-        return math.fsum(count * times[call.key][number] for call, count in keyed)
-
-    def gains(pair: Pair) -> bool:
-        return all(
-            total_s([pair], number, changed=True) < total_s([pair], number, changed=False)
-            for number in range(CHOOSING)
-        )
-
-    chosen = [pair for pair in timed if gains(pair)] or timed
+    chosen = [row for row in timed if row[2][0] < row[1][0]] or timed
     if not chosen:
         return None
-    rounds = range(CHOOSING, ROUNDS)
-    as_is = [[total_s(chosen, number, changed=False)] for number in rounds]
-    changed = [[total_s(chosen, number, changed=True)] for number in rounds]
-    names = dict.fromkeys(f"{pair.repeated.name} {pair.change}" for pair in chosen)
+    later = range(1, ROUNDS)
+    as_is = [[math.fsum(pair.repeated.count * s[n] for pair, s, _ in chosen)] for n in later]
+    changed = [[math.fsum(pair.repeated.count * s[n] for pair, _, s in chosen)] for n in later]
+    names = dict.fromkeys(f"{pair.repeated.name} {pair.change}" for pair, *_ in chosen)
     named = ", ".join(list(names)[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
     return gain_of(cause, f"replayed: {named}", as_is, changed, step_ms=step_ms)
 

@@ -29,8 +29,7 @@ from e2e.profile.compiled import (
     fused_words,
     is_compiled_code,
     is_compiling,
-    own_code_term,
-    term_of_kernel,
+    term_of_library_kernel,
 )
 from e2e.profile.trace import (
     LAUNCH,
@@ -398,7 +397,7 @@ def _on_device(number: int, span: Span, by: Op) -> Op:
     elif is_conversion(name) and by.phase != terms.RECOMPUTATION:
         term = terms.LAYOUT
     elif (term := _term(by)) == OTHER:
-        term = term_of_kernel(name) or OTHER
+        term = term_of_library_kernel(name) or OTHER
     # Of a kernel in a CUDA graph torch 2.14 notes what it was captured for.
     module = by.module or str(span.args.get("name", ""))
     return replace(
@@ -410,7 +409,8 @@ def _on_cpu(trace: Trace, callers: Mapping[int, Op]) -> Iterator[Op]:
     for number, span in enumerate(s for s in trace.spans[OP] if id(s) in callers):
         by = callers[id(span)]
         term = COMPILATION if any(map(is_compiling, by.ops)) else _term(by)
-        term = (own_code_term(by.ops) or OTHER) if term == OTHER else term
+        if term == OTHER and by.ops and is_compiled_code(by.ops[-1]):
+            term = terms.FUSED_KERNELS  # its fused loops are no operators
         yield replace(
             by, start=span.start, end=span.end, term=term, kernel=span.name, number=number
         )

@@ -195,7 +195,7 @@ def _raw_training(variant: Training) -> Mapping[str, Value]:
     for name in ("steps", "skipped_steps"):
         row[f"train_{name}"] = _joined(getattr(repeat, name) for repeat in variant.repeats)
     fixes = [cause for cause in variant.causes if fmt.clean(cause.fix)]
-    fixes.sort(key=_by_prediction)
+    fixes.sort(key=lambda cause: -_predicted_pct(cause))
     local_s = variant.exchange.rank_local_s if variant.exchange else ()
     return {
         **row,
@@ -221,8 +221,7 @@ def _joined(values: Iterable[object]) -> str:
     return "; ".join(map(str, values))
 
 
-def _by_prediction(cause: Cause) -> tuple[bool, float]:
-    """The largest predicted gain first; those without one last."""
+def _predicted_pct(cause: Cause) -> float:
+    """To a decimal, as it is shown; below any gain where it is not known."""
     pct = cause.predicted_gain_pct
-    known = pct is not None and math.isfinite(pct)
-    return not known, -round(pct, 1) if known and pct is not None else 0.0
+    return -math.inf if pct is None or not math.isfinite(pct) else round(pct, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -223,46 +223,36 @@ def union_s(kernels: Sequence[KernelTime]) -> float:
     return total_s
 
 
-class PhaseClock:
-    """Called at the end of each phase of a step; records host and device times."""
-
-    def __init__(self, cuda: bool) -> None:
-        self._cuda = cuda
-        self._ends: list[tuple[str, float, Any]] = []
-
-    def __call__(self, name: str) -> None:
-        """The phase `name` has just been launched."""
-        event = torch.cuda.Event(enable_timing=True) if self._cuda else None
-        if event is not None:
-            event.record()
-        self._ends.append((name, time.perf_counter(), event))
-
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        """Mean seconds per step of each phase, in the order met. Waits for the device."""
-        if self._cuda:
-            torch.cuda.synchronize()
-        host_s: dict[str, float] = {}
-        gpu_s: dict[str, float] = {}
-        for before, (name, at_s, event) in zip(self._ends, self._ends[1:], strict=False):
-            host_s[name] = host_s.get(name, 0.0) + at_s - before[1]
-            if event is not None:
-                gpu_s[name] = gpu_s.get(name, 0.0) + before[2].elapsed_time(event) * 1e-3
-        return tuple(
-            Phase(name, gpu_s[name] / steps if self._cuda else None, host_s[name] / steps)
-            for name in host_s
-        )
-
-
-def time_phases(step: Callable[[PhaseClock], object], cuda: bool, steps: int) -> tuple[Phase, ...]:
-    """Mean seconds per step of each phase, over `steps` steps without a synchronisation.
+def time_phases(
+    step: Callable[[Callable[[str], None]], object], cuda: bool, steps: int
+) -> tuple[Phase, ...]:
+    """Mean seconds per step of each phase, in the order met, over `steps` steps without a
+    synchronisation. A step calls what it is given with the name of each phase as it ends.
 
     CPU times include waiting while the device's launch queue is full.
     """
-    clock = PhaseClock(cuda)
-    clock("start")
+    ends: list[tuple[str, float, Any]] = []
+
+    def mark(name: str) -> None:
+        event = torch.cuda.Event(enable_timing=True) if cuda else None
+        if event is not None:
+            event.record()
+        ends.append((name, time.perf_counter(), event))
+
+    mark("start")
     for _ in range(steps):
-        step(clock)
-    return clock.phases(steps)
+        step(mark)
+    if cuda:
+        torch.cuda.synchronize()
+    host_s, gpu_s = defaultdict[str, float](float), defaultdict[str, float](float)
+    for (_, began_s, began), (name, ended_s, ended) in itertools.pairwise(ends):
+        host_s[name] += ended_s - began_s
+        if cuda:
+            gpu_s[name] += began.elapsed_time(ended) * 1e-3
+    return tuple(
+        Phase(name, gpu_s[name] / steps if cuda else None, took_s / steps)
+        for name, took_s in host_s.items()
+    )
 
 
 def _differences(values: Sequence[float]) -> tuple[float, ...]:
