@@ -9,7 +9,6 @@ if __name__ == "__main__":  # before anything takes time to load
 
     prepare()
 
-import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +20,7 @@ import click
 from e2e.commands.record import LAUNCHERS, PYTHON_FILES, Script, arguments_in, script_of
 from e2e.options import TrainOptions
 from e2e.recipes import RECIPES
-from e2e.training.launch import dist_env_of
+from e2e.training.launch import dist_env
 from microbench.command_line import (
     FILE,
     NETWORK,
@@ -34,6 +33,7 @@ from microbench.command_line import (
     click_options,
     options_of,
 )
+from microbench.errors import NothingMeasured
 from microbench.streams import run_app
 
 OF_ALL = {"Output": "json verbose", "Time": "budget"}  # what most runs need
@@ -140,7 +140,7 @@ def train(network: str, **options: Any) -> None:
       halfway train resnet50 --amp
       halfway train mynet:build --input 3x64x64 --recipe fp32,bf16 --compile
     """
-    env = dist_env_of(os.environ)
+    env = dist_env()
     if env and env.rank:  # of torchrun's processes rank 0 has the screen and the files
         from e2e.commands.job import follow
 
@@ -165,11 +165,13 @@ def predict(network: str, **options: Any) -> None:
 
 
 def _carry_out(network: str, options: dict[str, Any], **instead: Any) -> None:
-    from e2e.commands.train import check_known, run_training
+    from e2e.commands.train import run_training
+    from e2e.results.types import Training
 
     done = run_training(TrainOptions.of(network, options, **instead))
     done.report()
-    check_known(done)
+    if not any(training.predicted or training.steps for training in done.run.of(Training)):
+        raise NothingMeasured
 
 
 @app.command(first={"What": "recipe batch measure", "Data": "data workers loader cpus", **OF_ALL})

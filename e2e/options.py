@@ -6,7 +6,6 @@ for --resume. Fields with the name of a field of `TrainCase` are what every case
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -22,7 +21,7 @@ from e2e.case import (
     kind_and_loader,
 )
 from e2e.schedule import CONSTANT, parse_schedule
-from e2e.training.launch import dist_env_of
+from e2e.training.launch import dist_env
 from microbench.command_line import (
     Outputs,
     above_0,
@@ -204,7 +203,7 @@ class TrainOptions:
     @property
     def all_gpus(self) -> list[int]:
         """The numbers of GPUs: torchrun's where it started this. UserError for what is none."""
-        env = dist_env_of(os.environ)
+        env = dist_env()
         if self.gpus is None:
             return [env.world if env else 1]
         return list(dict.fromkeys(parse_numbers(self.gpus, "--gpus")))
@@ -230,7 +229,7 @@ def words_of(name: str) -> str:
 
 def _check_ranks(options: TrainOptions) -> None:
     """UserError for what cannot run over several GPUs, or under torchrun."""
-    env = dist_env_of(os.environ)
+    env = dist_env()
     if env and env.rank:
         raise UserError("under torchrun there is train only: torchrun -m e2e NETWORK")
     if env and (options.gpus is not None or options.processes > 1):

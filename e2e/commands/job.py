@@ -23,7 +23,7 @@ from e2e.options import TrainOptions
 from e2e.plan import check_device, notes, plan
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Training
-from e2e.training.launch import RanksLost, dist_env_of, launch, leave_lost
+from e2e.training.launch import RanksLost, dist_env, launch, leave_lost
 from microbench.command_line import Program
 from microbench.results.types import Run, Warning
 from microbench.streams import clean
@@ -159,6 +159,8 @@ def with_what_was(before: Training | None, training: Training) -> Training:
     """A variant that is timed again, with earlier results that the new timing does not replace."""
     if before is None:
         return training
+    if before.steps and before.steps == training.steps:  # it was not timed again
+        return replace(before, speedup=training.speedup)
     predicted = training.predicted or before.predicted
     return replace(
         training,
@@ -186,7 +188,7 @@ def serve(pipe: Any, job: Job) -> None:
 
     WorkerDied where one of those dies.
     """
-    if job.gpus > 1 and dist_env_of(os.environ) is None:
+    if job.gpus > 1 and dist_env() is None:
         death = launch(job.gpus, _as_rank, pipe, job)
         if death:
             raise WorkerDied("", death)
@@ -204,7 +206,7 @@ def _as_rank(pipe: Any, job: Job) -> None:
         except RanksLost:
             leave_lost()
 
-    env = dist_env_of(os.environ)
+    env = dist_env()
     channel: Any = Silent(env.rank) if env and env.rank else pipe
     if not serve_requests(channel, serve_rank, job):
         os._exit(1)  # what would be freed now may wait for ranks that have gone
@@ -231,7 +233,7 @@ def carry_out(pipe: Pipe, job: Job) -> None:
     from e2e.training.ranks import Ranks, device_of
     from microbench.device import device as devices
 
-    env, device = dist_env_of(os.environ), job.options.device
+    env, device = dist_env(), job.options.device
     if env:
         device = str(device_of(env, device))
     leads = not env or not env.rank

@@ -38,8 +38,7 @@ from e2e.results.terms import TracedStep
 from e2e.results.types import PREDICTED, PartGain, Repeat, Training
 from e2e.training.host_speed import SmallStepSpeed
 from e2e.training.once import train_once, with_convergence
-from e2e.training.processes import merged, timed_by
-from e2e.training.speedups import with_speedups
+from e2e.training.speedups import merged, timed_by, with_speedups
 from e2e.training.store import Store
 from e2e.training.variants import Task, Variants
 from kernels.messages import one_line
@@ -167,24 +166,23 @@ class Session:
 
     def _compared(self, run: Run, cases: Cases) -> Run:
         expected = self._trainings_of(run, cases)
-        rungs = rungs_of(self.options, self.network, self.kind, cases)
-        before = run
-
-        def whole(timed: Sequence[Training]) -> list[Training]:
-            trainings = explained(with_speedups(timed, rungs))
-            return [with_what_was(before.find(Training, t.case.key), t) for t in trainings]
-
-        timed = self.time(run, cases)
-        results = whole(timed)
+        before, timed = run, self.time(run, cases)
+        results = self._whole(before, cases, timed)
         if self.options.record and any(t.steps for t in timed):
             run = self.saved(run, *results, whole=False)  # recording may end this process
-            results = whole(self._recorded(timed))
+            results = self._whole(before, cases, self._recorded(timed))
         for training in results:
             run = run.with_other(training)
         self._tried |= {case.key for case in cases}
         # Less those of what cannot be timed.
         self.expect(Stage.TRAINING, self._trainings_of(run, cases) - expected)
         return self.saved(run, *results)
+
+    def _whole(self, before: Run, cases: Cases, timed: Sequence[Training]) -> list[Training]:
+        """What was timed of a comparison, with what follows from it, and what was known before."""
+        rungs = rungs_of(self.options, self.network, self.kind, cases)
+        trainings = explained(with_speedups(timed, rungs))
+        return [with_what_was(before.find(Training, t.case.key), t) for t in trainings]
 
     def time(self, run: Run, cases: Cases) -> list[Training]:
         """A Training for each case, in order; one that has broken a process is as it was."""
@@ -239,20 +237,8 @@ class Session:
         """
         timed = [t for case in cases if (t := run.find(Training, case.key))]
         todo = [t.case for t in timed if can_step(t) and t.case.key not in self._tried]
-        more = self.time(run, todo)
-        rungs = rungs_of(self.options, self.network, self.kind, cases)
-        trainings: list[Training] = []
-        for training in explained(
-            with_speedups(merged(timed, more, 1 + newest(t.steps for t in timed)), rungs)
-        ):
-            before = run.find(Training, training.case.key)
-            assert before
-            if before.steps == training.steps:  # no more than it was
-                training = replace(before, speedup=training.speedup)
-            else:
-                training = with_what_was(before, training)
-            trainings.append(training)
-        return self.saved(run, *trainings)
+        more = merged(timed, self.time(run, todo), 1 + newest(t.steps for t in timed))
+        return self.saved(run, *self._whole(run, cases, more))
 
     # ------------------------------------------------------------ recorded steps
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import torch
@@ -13,7 +12,7 @@ from e2e.networks import find
 from e2e.networks.losses import DefaultLoss
 from e2e.networks.network import Network
 from e2e.options import TrainOptions
-from e2e.training.launch import dist_env_of
+from e2e.training.launch import dist_env
 from e2e.training.ranks import Ranks
 from e2e.training.variants import Task
 from kernels.case import Target
@@ -97,7 +96,7 @@ def check_data(options: TrainOptions, data: Data, kind: str) -> None:
     if most and held_out is not None and most > held_out:
         raise UserError(f"--held-out {most}: --data {data.name} has {held_out} held-out samples")
     count, here = max(options.all_gpus), torch.cuda.device_count()
-    if options.train and kind == "cuda" and count > here and dist_env_of(os.environ) is None:
+    if options.train and kind == "cuda" and count > here and dist_env() is None:
         raise UserError(
             f"--gpus {count}: this machine has {here}; start torchrun on each host for more"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from contextlib import closing
@@ -35,11 +34,11 @@ from e2e.options import TrainOptions
 from e2e.plan import plan
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
-from e2e.training.launch import dist_env_of
-from e2e.training.processes import timed_by
+from e2e.training.launch import dist_env
+from e2e.training.speedups import timed_by
 from microbench.command_line import PLACES, check_there, kept
 from microbench.device.host import LoadMeter
-from microbench.errors import NothingMeasured, UserError
+from microbench.errors import UserError
 from microbench.results.types import Run
 from microbench.run_output import (
     Done,
@@ -86,12 +85,6 @@ def run_training(
         with on_interrupt(lambda: say_stopped("e2e", path)):
             run = Keeper(options, procedure, path, run).carry_out(here=here)
     return Done(run, path, outputs)
-
-
-def check_known(done: Done) -> None:
-    """Raise NothingMeasured if the run has no step, neither predicted nor measured."""
-    if not any(training.predicted or training.steps for training in done.run.of(Training)):
-        raise NothingMeasured
 
 
 def file_name(network: str) -> str:
@@ -184,7 +177,7 @@ class Keeper:
                     return  # all is saved
                 if self._begun.what == Stage.OPENING:
                     raise UserError(death.reason) from None
-                if dist_env_of(os.environ):
+                if dist_env():
                     raise UserError(f"{death.reason}: torchrun's ranks end together") from None
                 self._blame(job, death)
 

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from typing import Any, NoReturn
@@ -40,12 +40,12 @@ class DistEnv:
     local_world: int
 
 
-def dist_env_of(environment: Mapping[str, str]) -> DistEnv | None:
+def dist_env() -> DistEnv | None:
     """This process as torchrun placed it; None without torchrun. UserError: not numbers."""
-    if any(name not in environment for name in NAMES):
+    if any(name not in os.environ for name in NAMES):
         return None
     try:
-        return DistEnv(*(int(environment[name]) for name in NAMES))
+        return DistEnv(*(int(os.environ[name]) for name in NAMES))
     except ValueError as error:
         raise UserError(f"{', '.join(NAMES)} in the environment: {error}") from None
 

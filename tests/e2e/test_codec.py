@@ -23,8 +23,7 @@ from e2e.results import loader_types
 from e2e.results.codec import from_json, to_json
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from e2e.results.types import DeviceState, Repeat, StepTimes, Training
-from e2e.training.processes import merged
-from e2e.training.speedups import with_speedups
+from e2e.training.speedups import merged, with_speedups
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.comparison import compare
 from microbench.results.runfile import read_run

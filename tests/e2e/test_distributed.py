@@ -29,7 +29,7 @@ from e2e.results.exchange import Exchange
 from e2e.results.types import Training
 from e2e.training import ranks as limits
 from e2e.training.allreduce import exchange_of
-from e2e.training.launch import LOST, death_of, dist_env_of, launch
+from e2e.training.launch import LOST, death_of, dist_env, launch
 from e2e.training.ranks import Ranks
 from microbench.report.parts import cells
 from microbench.results.runfile import read_run
@@ -147,7 +147,7 @@ def test_ranks_agree_on_what_fails_and_not_on_dropout(two: list[dict[str, Any]])
 
 def planted(how: str, folder: str) -> None:
     """A rank's work; rank 1 does what is planted, where rank 0 waits for it."""
-    place = dist_env_of(os.environ)
+    place = dist_env()
     limits.EXCHANGE_S = 2.0
     late_s = 3.0 * (how == "works")  # than who is waited for where nothing is exchanged
     time.sleep(late_s * place.rank)

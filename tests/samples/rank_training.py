@@ -20,7 +20,7 @@ from e2e.data.types import LoadSpec, Options
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES
-from e2e.training.launch import dist_env_of
+from e2e.training.launch import dist_env
 from e2e.training.ranks import Ranks, device_of
 from e2e.training.trainer import Trainer
 from microbench.errors import UserError
@@ -131,7 +131,7 @@ def agreement(ranks: Ranks) -> dict[str, str]:
 
 def main(folder: Path) -> None:
     """Join, train, and write."""
-    env = dist_env_of(os.environ)
+    env = dist_env()
     asked = "auto" if torch.cuda.is_available() else "cpu"
     device = device_of(env, os.environ.get("RANK_DEVICE", asked))
     ranks = Ranks.join(env, device)
