@@ -9,7 +9,6 @@ from typing import Any
 from e2e.case import TrainCase
 from e2e.results.types import (
     PREDICTED,
-    Cause,
     DeviceState,
     LedgerLine,
     Phase,
@@ -26,14 +25,6 @@ from samples.kernel_runs import shown as shown
 GB = 10**9
 # img/s, peak GB, W of ResNet-50 at batch 256, channels_last.
 RATES = {"fp32": (810, 41.6, 690), "tf32": (2_430, 41.6, 655), "amp": (4_690, 21.7, 640)}
-LADDER = (
-    ("fp32", "fp32", {}, 702), ("tf32", "tf32", {}, 2_010),
-    ("channels_last", "tf32", {"layout": "nhwc"}, 2_430), ("amp", "amp", {}, 4_690),
-    ("fused optimizer", "amp", {"fused": True}, 4_688),
-    ("compile", "amp", {"compile": True}, 6_610), ("CUDA graph", "amp", {"graph": True}, 7_020),
-)  # fmt: skip
-# img/s at a huge batch, the batch at half of them, accuracy lost against fp32.
-SWEPT = {"fp32": (11_000, 60, 0.0), "amp": (52_000, 900, 0.001), "fp16": (58_000, 950, 0.012)}
 WIDE = Warning("the median is known to 2.3 % only", "other work on the machine", "raise --budget")
 
 
@@ -134,26 +125,6 @@ def amp_run() -> Run:
     return run_of(*compared(variants))
 
 
-def ladder_run() -> Run:
-    """Seven rungs, each with its gain over the one before and over the first."""
-    options: dict[str, Any] = {"layout": "nchw", "fused": False}
-    found: list[Training] = []
-    for rung, recipe, more, per_s in LADDER:
-        options |= more
-        speedup = {}
-        if found:
-            speedup = {"previous": ratio_of(per_s / (found[-1].per_s or 1)),
-                       "first": ratio_of(per_s / LADDER[0][3])}  # fmt: skip
-        found.append(
-            variant(recipe, per_s, case=options, rung=rung, speedup=speedup,
-                memory_peak_bytes=int((41.6 if recipe != "amp" else 21.7) * GB),
-                state=DeviceState(power_w=690.0 - 10 * len(found)),
-                compile_s=34.0 if options.get("compile") else 0.8,
-                setup_s=38.0 if options.get("compile") else 2.0)
-        )  # fmt: skip
-    return run_of(*found, command=("python", "-m", "e2e", "resnet50", "--ladder"))
-
-
 def out_of_memory_run() -> Run:
     """One variant did not fit."""
     lost = Training(
@@ -181,27 +152,6 @@ def repeats(
     )  # fmt: skip
 
 
-def sweep_run() -> Run:
-    """Batches times recipes with repeats, on generated data."""
-    found: list[Training] = []
-    for batch in (128, 256, 512, 1024, 2048):
-        variants = []
-        for recipe, (top, half_batch, lost) in SWEPT.items():
-            per_s = top * batch / (batch + half_batch)
-            host = recipe != "fp32" and batch < 512
-            variants.append(
-                variant(recipe, per_s, units=batch, busy=0.55 if host else 0.98,
-                    case={"network": "vgg16-cifar", "batch": batch, "input": "3x32x32",
-                          "data": "generated", "loader": "resident"},
-                    limit="host" if host else "gpu",
-                    memory_peak_bytes=int(batch * (9e6 if recipe == "fp32" else 5e6)),
-                    repeats=repeats(0.91 - batch / 1e5 - lost, 0.3, 100 * batch / per_s),
-                    converged=True, chance=0.1)
-            )  # fmt: skip
-        found += compared(variants)
-    return run_of(*found, command=("python", "-m", "e2e", "vgg16-cifar"))
-
-
 def broken_run() -> Run:
     """O3 is fast and does not learn."""
     settings = {"network": "wrn-28-10", "batch": 128, "input": "3x32x32"} | {
@@ -220,18 +170,6 @@ def broken_run() -> Run:
     return run_of(*compared(variants), command=("python", "-m", "e2e", "wrn-28-10"))
 
 
-def cpu_run() -> Run:
-    """Two cores: no power, no memory, no utilisation."""
-    case = {"batch": 8, "layout": "nchw"}
-    same: dict[str, Any] = {"units": 8, "case": case, "busy": None, "limit": None}
-    made = variant("fp32", 4.1, half_pct=2.4, **same), variant("amp", 4.2, half_pct=2.1, **same)
-    variants = [
-        replace(a, steps=replace(a.steps, host_s=None, launches=None)) for a in made if a.steps
-    ]
-    device = {"name": "AMD EPYC 9V74, 2 cores", "kind": "cpu"}
-    return run_of(*compared(variants, 4.0), device=device, software={"torch": "2.11.0"})
-
-
 def tokens_run() -> Run:
     """A decoder, whose throughput is in tokens, waiting for the host."""
     case = {"network": "gpt-124m", "batch": 16, "input": "1024", "layout": "", "optimizer": "adamw"}
@@ -244,12 +182,6 @@ def tokens_run() -> Run:
         for recipe, per_s in rates.items()
     ]  # fmt: skip
     return run_of(*compared(variants))
-
-
-def networks_run() -> Run:
-    """Several networks of different units in one file."""
-    small = [variant(r, 3 * RATES[r][0], case={"network": "resnet18"}) for r in RATES]
-    return run_of(*compared(small), *amp_run().of(Training), *tokens_run().of(Training))
 
 
 def ledger_of(base: str, recipe: str) -> tuple[LedgerLine, ...]:
@@ -339,39 +271,7 @@ def predicted_run() -> Run:
     )  # fmt: skip
 
 
-# As older versions wrote them: fixes by gain, findings, and what could not be predicted.
-CAUSES = (
-    Cause("CUDA graph", "predicted 1,839 instead of 1,185 img/s: 8.70 instead of 13.5 ms, by 4.61 "
-          "ms less in waiting for launches", "--graph", 55.17),
-    Cause("larger batch", "predicted 1,475 instead of 1,185 img/s: 10.8 instead of 13.5 ms for 16, "
-          "by 2.60 ms less in waiting for launches", "--batch 32", 24.43),
-    Cause("pad channels to a multiple of 8", "predicted 1,228 instead of 1,185 img/s: 13.0 instead "
-          "of 13.5 ms", "pad channels to a multiple of 8", 3.65),
-    Cause("the host launches too slowly", "no kernel runs in 4.60 of 13.5 ms (34 %): the host "
-          "needs 13.4 ms to launch 1,204 ops, which the device does in 8.90 ms"),
-    Cause("products still in float32", "products that amp leaves in float32 take 1.10 of 4.10 ms "
-          "(27 %) of all products: head (1.10 ms)",
-          "call them under autocast, with no .float() or autocast(enabled=False) before them"),
-    Cause("TF32 is already on in the baseline", "products take 6.60 ms in tf32, on Tensor Cores "
-          "already, and 4.10 in amp: against fp32 the gain would be larger"),
-    Cause("torch.compile", "it cannot be traced", "--compile"),
-)  # fmt: skip
-MEASURED_PCT = (48.95, 26.1, None, None, None, None, 31.0)
-
-
-def causes_run(measured: bool = False) -> Run:
-    """A small batch with what would help it; `measured`: some of it was tried."""
-    base, amp = host_run().of(Training)
-    gains = MEASURED_PCT if measured else [None] * len(CAUSES)
-    found = tuple(
-        replace(cause, measured_gain_pct=gain) for cause, gain in zip(CAUSES, gains, strict=True)
-    )
-    return run_of(base, replace(amp, causes=found))
-
-
 RUNS = {
-    "amp": amp_run, "ladder": ladder_run, "memory": out_of_memory_run, "sweep": sweep_run,
-    "broken": broken_run, "cpu": cpu_run, "tokens": tokens_run, "networks": networks_run,
+    "amp": amp_run, "memory": out_of_memory_run, "broken": broken_run, "tokens": tokens_run,
     "ledger": ledger_run, "host": host_run, "predicted": predicted_run,
-    "causes": causes_run, "verified": lambda: causes_run(measured=True),
 }  # fmt: skip
