@@ -28,7 +28,7 @@ from microbench.report.screen import WIDTH, is_live, make_console, print_report
 from microbench.report.writers import to_markdown
 from microbench.results.runfile import read_run
 from microbench.results.types import Ratio, Result, Run, Warning
-from microbench.verdict import asked_for, beside_library, summaries
+from microbench.verdict import beside_library, summaries
 
 H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
 SHEET = Path(__file__).parents[1] / "samples" / "kernel_reports.txt"
@@ -244,12 +244,6 @@ def test_reports_are_as_committed() -> None:
 
 
 # ---------------------------------------------------------------- what is summed up
-
-
-def test_what_was_asked_for_is_all_but_the_baselines() -> None:
-    kinds = {name: result(100, name) for name in ("fp32", "tf32", "fp16", "bf16")}
-    assert asked_for(run_of(*kinds.values())) == ["fp16", "bf16"]
-    assert asked_for(run_of(kinds["fp32"])) == ["fp32"]
 
 
 def test_the_better_library_is_chosen_size_by_size_and_each_back_end_apart() -> None:
