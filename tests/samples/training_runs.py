@@ -28,17 +28,7 @@ RATES = {"fp32": (810, 41.6, 690), "tf32": (2_430, 41.6, 655), "amp": (4_690, 21
 WIDE = Warning("the median is known to 2.3 % only", "other work on the machine", "raise --budget")
 
 
-# Terms of a step at batch 256, in ms: fp32 and tf32 (nhwc), then amp.
-TERMS = {
-    "convolutions": (196.2, 48.9, 18.04), "matrix products": (0.61, 0.22, 0.14),
-    "normalisation": (23.6, 23.6, 12.9), "activation": (13.1, 13.1, 6.55),
-    "pooling": (1.18, 1.18, 0.66), "softmax and loss": (0.011, 0.011, 0.012),
-    "elementwise": (6.3, 6.3, 3.1), "copies": (0.02, 0.02, 0.02), "casts": (0.0, 0.0, 0.94),
-    "layout changes": (0.0, 0.0, 0.02), "optimizer": (0.45, 0.45, 0.47),
-    "loss scaler": (0.0, 0.0, 0.14), "host and launch gaps": (0.19, 0.22, 0.31),
-}  # fmt: skip
-STEPS_MS = {"fp32": 242.0, "tf32": 94.5, "amp": 42.1}
-SEEN = {"fp32": -0.3, "tf32": 0.2, "amp": 2.9}  # error of the predicted step, %
+STEPS_MS = {"fp32": 242.0, "tf32": 94.5, "amp": 42.1}  # at batch 256
 
 
 def variant(
@@ -184,50 +174,6 @@ def tokens_run() -> Run:
     return run_of(*compared(variants))
 
 
-def ledger_of(base: str, recipe: str) -> tuple[LedgerLine, ...]:
-    """From one recipe's step to the other's, with a residual."""
-    first, last = (list(STEPS_MS).index(name) for name in (base, recipe))
-    changes = [
-        LedgerLine(term, ms[last] - ms[first],
-                   "predicted" if term.startswith("host") else "replayed",
-                   f"{ms[first]:.2f} to {ms[last]:.2f} ms")
-        for term, ms in TERMS.items()
-    ]  # fmt: skip
-    ends = [STEPS_MS[name] for name in (base, recipe)]
-    rest_ms = ends[1] - ends[0] - sum(line.ms for line in changes)
-    return (
-        LedgerLine(f"{base} step", ends[0], "measured"), *changes,
-        LedgerLine("residual", rest_ms, "measured", "measured minus predicted"),
-        LedgerLine(f"{recipe} step", ends[1], "measured"),
-    )  # fmt: skip
-
-
-def predicted_of(recipe: str, **changes: Any) -> Predicted:
-    """The step of a recipe as older versions predicted it, a few per cent off the measured one."""
-    found = {name: ms * (1 + SEEN[name] / 100) / 1e3 for name, ms in STEPS_MS.items()}
-    step_s = found[recipe]
-    step = Predicted(
-        step_s, (0.97 * step_s, 1.03 * step_s), "gpu",
-        {base: found[base] / step_s for base in ("fp32", "tf32")
-         if list(found).index(base) < list(found).index(recipe)},
-        int((11.6 if recipe == "amp" else 22.3) * GB), (), SEEN[recipe],
-    )  # fmt: skip
-    return replace(step, **changes)
-
-
-def ledger_run() -> Run:
-    """Three recipes, each predicted, measured, and accounted for."""
-    variants = [
-        variant(recipe, 256 / (ms / 1e3), predicted=predicted_of(recipe),
-            memory_peak_bytes=int((11.7 if recipe == "amp" else 22.5) * GB),
-            ledger=ledger_of("fp32", recipe) if recipe != "fp32" else (),
-            ledger_base="fp32" if recipe != "fp32" else None,
-            bound=242 / (242 - 196.81) if recipe != "fp32" else None)
-        for recipe, ms in STEPS_MS.items()
-    ]  # fmt: skip
-    return run_of(*compared(variants))
-
-
 def host_run() -> Run:
     """A small batch: the host takes back most of what the products save, and a term is unknown."""
     terms = {"convolutions": -9.1, "normalisation": -0.9, "casts": 0.4, "loss scaler": 0.1,
@@ -273,5 +219,5 @@ def predicted_run() -> Run:
 
 RUNS = {
     "amp": amp_run, "memory": out_of_memory_run, "broken": broken_run, "tokens": tokens_run,
-    "ledger": ledger_run, "host": host_run, "predicted": predicted_run,
+    "host": host_run, "predicted": predicted_run,
 }  # fmt: skip
