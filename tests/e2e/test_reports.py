@@ -158,6 +158,7 @@ def said() -> Iterator[tuple[str, Run]]:
                                             if t.case.recipe != "fp32"))  # fmt: skip
     yield "O0 stands for fp32", changed(o0_alone, 0, speedup={})
     yield "nothing to compare", run_of(variant("fp32", 812.0))
+    yield "two networks", run_of(*amp_run().of(Training), *tokens_run().of(Training))
     yield "a CPU", replace(tokens_run(), device={"name": "a CPU", "kind": "cpu"})
     rough = predicted_only("fp32", gpu_s=None, interval_s=None, launches=0, host_s=None)
     yield "predicted on a CPU", run_of(rough, device={"name": "a CPU", "kind": "cpu"})
