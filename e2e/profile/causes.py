@@ -60,6 +60,7 @@ GOOD_NORM = 0.65
 # Reads and writes of the whole input, forward and backward: statistics come before they are used.
 NORM_PASSES = {"batch_norm": (3, 5)}
 OTHER_PASSES = (2, 5)  # a row fits in registers
+MEMORY_SHARE = 0.2  # of a step in passes over memory that fusion saves: less is usual
 MOST_PLACES = 3
 LAUNCH_BOUND = 0.5  # of a step that the GPU waits for launches
 # Of kernels that are too long.
@@ -445,14 +446,14 @@ def _long_steps(seen: Seen) -> Causes:
     lines, compiles = lines_of_long_steps(seen.run.step, long)
     most = [line for line, looks in lines.most_common(MOST_LINES) if 4 * looks >= lines.total()]
     where = ", ".join(filter(None, most))
+    some = f"{len(long)} of {len(times)} {'takes' if len(long) == 1 else 'take'}"
     took, usual = (
         fmt.duration(fmean(time for number, time in enumerate(times) if (number in long) == kind))
         for kind in (True, False)
     )
     yield from seen.cause(
         "long", float(seen.run.terms.get(terms.LONG_STEPS, 0)), where,
-        title=f"long steps{' that compile' * compiles}: {len(long)} of {len(times)} take {took}, "
-        f"the others {usual}",
+        title=f"long steps{' that compile' * compiles}: {some} {took}, the others {usual}",
         remedy="sizes change from step to step: pad them, or torch.compile(dynamic=True)"
         if compiles else "" if where
         else "find what the script does every few steps; or other work ran on the machine",
@@ -554,15 +555,19 @@ def _layout(seen: Seen) -> Causes:
             status=POSSIBLE,
         )  # fmt: skip
         return
-    ours = [op for op in seen.run.step.ops if op.term == terms.CONVOLUTIONS]
-    last = [op for op in ours if _is_channels_last(op)]
-    if ours and 2 * seen.ns(last) > seen.ns(ours):
+    if _channels_last_share(seen) > 0.5:
         yield from seen.cause(
             "", ops, seen.places(ops), title="layout changes in a model that is channels_last",
             remedy="an operator, or the input, is not channels_last there", status=POSSIBLE,
         )  # fmt: skip
         return
     yield from seen.cause("layout", ops, seen.places(ops))
+
+
+def _channels_last_share(seen: Seen) -> float:
+    """Of the time of convolutions, the share of those in channels_last; 0 without any."""
+    ours = seen.by_term[terms.CONVOLUTIONS]
+    return seen.ns(op for op in ours if _is_channels_last(op)) / (seen.ns(ours) or 1.0)
 
 
 def _is_channels_last(op: Op) -> bool:
@@ -596,14 +601,44 @@ def _norms(seen: Seen) -> Causes:
     if not ns or not limit or 1e9 * moved / ns >= SLOW_NORM * limit:
         return
     bf16 = any("bfloat16" in types_of([op]) for op in long)
+    images = any("batch_norm" in op.name and len(shapes_of(op)[0]) == 4 for op in long)
+    default = images and seen.by_term[terms.CONVOLUTIONS] and _channels_last_share(seen) < 0.5
     yield from seen.cause(
         "bf16" if bf16 else "", float(ns),
         f"{1e9 * moved / ns / 1e12:.2f} of {limit / 1e12:.3g} TB/s",
         title=f"normalisation in {'BF16' if bf16 else 'FP16'}, far below the memory's bandwidth",
-        remedy=f"{'FP16, for which cuDNN has kernels; or ' if bf16 else ''}a compiled or fused "
-        "normalisation; then measure",
+        remedy=f"{KNOWN['layout'].remedy}; or " * bool(default)
+        + "FP16, for which cuDNN has kernels; or " * bf16
+        + "a compiled or fused normalisation; then measure",
         left_ns=min(ns, 1e9 * moved / (GOOD_NORM * limit)),
     )  # fmt: skip
+
+
+def _memory(seen: Seen) -> Causes:
+    """Passes over memory that one kernel could make: an optimizer's, and those of operators."""
+    if seen.run.step.on_cpu:
+        return
+    updates = seen.by_term[TERMS["optimizer"]]
+    names = {span.name for op in updates for span in op.ops}
+    fused = any("_fused_" in name for name in names)
+    if not fused and any("_foreach_" in name for name in names):
+        yield from seen.cause(
+            "optimizer", updates, title="an optimizer that is not fused",
+            remedy="fused=True in the optimizer; for a large embedding also sparse gradients",
+            status=POSSIBLE,
+        )  # fmt: skip
+    attention = seen.attention.ids if seen.attention else ()
+    passes = [
+        op for kind in ("elementwise", "softmax", "reduce") for op in seen.by_term[TERMS[kind]]
+        if op.ns >= SHORT_NS and op.phase != UPDATE and id(op) not in attention
+    ]  # fmt: skip
+    if seen.ns(passes) >= MEMORY_SHARE * seen.run.whole_ns:
+        yield from seen.cause(
+            "", passes, seen.places(passes, layer_of),
+            title="elementwise operations, reductions and losses, each a pass over memory",
+            remedy="torch.compile around the model and its loss, which makes fewer; then measure",
+            status=POSSIBLE,
+        )  # fmt: skip
 
 
 def _autotuning(seen: Seen) -> Causes:
@@ -753,6 +788,6 @@ def _regions(seen: Seen) -> Causes:
 
 
 RULES: Sequence[Callable[[Seen], Causes]] = (
-    _terms, _loader, _own, _long_steps, _launch, _sync, _casts, _layout, _norms, _autotuning,
-    _products, _attention, _communication, _copies, _compilation, _regions,
+    _terms, _loader, _own, _long_steps, _launch, _sync, _casts, _layout, _norms, _memory,
+    _autotuning, _products, _attention, _communication, _copies, _compilation, _regions,
 )  # fmt: skip

@@ -35,6 +35,7 @@ ROUNDS, LEAST_ROUNDS = 6, 3  # pairs of blocks, one as it is and one changed
 DISCARDED = 2  # steps at the start of a block
 BLOCK_S, LEAST_STEPS, MOST_STEPS = 0.5, 3, 10  # of a block: its time, and its steps at least, most
 MOST_S = 20.0  # of one change: then no further round begins
+LONGEST_S = 60.0  # likewise: then it ends, with what there is
 SAME_STEP = 4  # times as many batches as in other steps: it is no longer a training step
 ENDED = "the script ended first"
 COMPILED = "the model is compiled"
@@ -139,7 +140,7 @@ class Prover:
                 for turn in (False, True) if number % 2 == 0 else (True, False):
                     probe.patch.resident = ablation.resident
                     with ablation.change(probe) if turn else nullcontext():
-                        times_s[turn].append((yield from self._block(probe)))
+                        times_s[turn].append((yield from self._block(probe, began_s)))
         except Exception as error:  # the script's do not come by here
             self._not_tried[name] = _one_line(error)
         finally:
@@ -152,13 +153,15 @@ class Prover:
                 })  # fmt: skip
                 del self._not_tried[name]
 
-    def _block(self, probe: StepProbe) -> Steps:
-        """Seconds of each step."""
+    def _block(self, probe: StepProbe, began_s: float) -> Steps:
+        """Seconds of each step. TimeoutError where the change takes too long by now."""
         yield from probe.steps(DISCARDED)
         marks = [self._mark()]
         for _ in range(self._steps):
             yield from probe.steps(1)
             marks.append(self._mark())
+            if time.perf_counter() - began_s > LONGEST_S:
+                raise TimeoutError(f"it takes more than {LONGEST_S:.0f} s")
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return [self._seconds(*pair) for pair in zip(marks, marks[1:])]  # noqa: B905, RUF007

@@ -632,6 +632,8 @@ class _UnprofiledSteps:
         self._reads: dict[tuple[str, str], list[Any]] = {}
         self._ends_s = ends_s
         self._long: Counter[tuple[int, str, bool]] = Counter()
+        self._switch_s = sys.getswitchinterval()
+        stack.callback(sys.setswitchinterval, self._switch_s)
         _look(stack, LONG_LOOK_S, self._look_at_long)
         self._compiled, self._autocasts = compiled(), int(_autocast_is_on())  # around the loop
         _replace(stack, loaders.dataloader._BaseDataLoaderIter, "__next__", self._load)
@@ -643,6 +645,7 @@ class _UnprofiledSteps:
 
     def step(self) -> None:
         """The end of a step."""
+        sys.setswitchinterval(self._switch_s)
         self._marks.append(_mark())
         self._loading_s.append(0.0)
 
@@ -663,6 +666,7 @@ class _UnprofiledSteps:
         ends_s = list(self._ends_s)
         usual_s = [end - start for start, end in zip(ends_s, ends_s[1:])]  # noqa: B905, RUF007
         if usual_s and time.monotonic() - ends_s[-1] > LONG * statistics.median(usual_s):
+            sys.setswitchinterval(SWITCH_S)  # as `_sample` does, for the next looks
             line, compiles = _line(frame), False
             while frame is not None and not compiles:
                 compiles = bool({*COMPILERS} & {*re.split(r"[\\/]", frame.f_code.co_filename)})

@@ -142,6 +142,46 @@ def test_normalisation_is_slow_by_its_bytes(ms: int, slow: bool, kind: str, tmp_
             assert (one.ms, one.most_ms) == approx((ms, ms - 0.75 / 0.65), rel=1e-6)
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_in_the_default_layout_normalisation_is_slow_by_that_first(
+    last: bool, tmp_path: Path
+) -> None:
+    made = made_with()
+    with_op(made, "aten::native_batch_norm", 11 * MS, 3 * MS, [[100, 64, 100, 600]], BF16)
+    strides = [576, 1, 192, 64] if last else [576, 9, 3, 1]
+    made.op(
+        "aten::cudnn_convolution", 15 * MS, 16 * MS, **{
+            "Input Dims": [[100, 64, 100, 600], [64, 64, 3, 3]], "Input type": [BF16, BF16],
+            "Input Strides": [[3840000, 1, 38400, 64], strides],
+        },
+    )  # fmt: skip
+    made.kernel("conv", 15 * MS + 30 * US, 16 * MS, 15 * MS + US)
+    (one,) = named(found(made, folder=tmp_path), "normalisation in")
+    assert ("channels_last" in one.remedy) == (not last)
+
+
+@pytest.mark.parametrize(
+    ("name", "update", "ms", "title"),
+    [
+        ("aten::_foreach_addcdiv_", True, 5, "not fused"), ("aten::_fused_adam_", True, 5, ""),
+        ("aten::mul", False, 5, "a pass over memory"), ("aten::_log_softmax", False, 5, "a pass"),
+        ("aten::mul", False, 1.5, ""), ("aten::mm", False, 5, ""),
+    ],
+)  # fmt: skip
+def test_passes_over_memory_that_fusion_saves_are_a_possible_cause(
+    name: str, update: bool, ms: float, title: str, tmp_path: Path
+) -> None:
+    made = made_with()
+    if update:
+        made.note("Optimizer.step#Adam.step", 11 * MS, 18 * MS)
+    with_op(made, name, 11 * MS, ms * MS, [[4096, 4096]], FLOAT)
+    causes = [*named(found(made, folder=tmp_path), "memory"),
+              *named(found(made, folder=tmp_path), "an optimizer")]  # fmt: skip
+    assert [title in one.title for one in causes] == [True] * bool(title)
+    assert all(one.status == POSSIBLE for one in causes)
+    assert all(one.ms == approx(ms + update, abs=0.01) for one in causes), "1 ms is there before"
+
+
 # ---------------------------------------------------------------- searches
 
 

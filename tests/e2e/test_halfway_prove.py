@@ -192,6 +192,15 @@ def test_after_a_change_that_fails_the_next_is_tried(monkeypatch: pytest.MonkeyP
     assert (names(few.kept[-1]), few.kept[-1]["not_tried"]) == (["last"], {})
 
 
+def test_a_change_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = Switch()
+    monkeypatch.setattr(prove, "ABLATIONS", {"slow": switch.trial()})
+    monkeypatch.setattr(prove, "LONGEST_S", 0.0)
+    found = Steps().run()
+    assert (found["tried"], list(found["not_tried"]), switch.on) == ([], ["slow"], False)
+    assert "more than" in found["not_tried"]["slow"]
+
+
 @pytest.mark.parametrize("when", [1, 1 + COUNTED + BLOCK + 1, 1 + COUNTED + 8 * BLOCK])
 def test_it_can_end_at_any_time(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
     switch = Switch()
