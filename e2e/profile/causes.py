@@ -488,10 +488,11 @@ def _launch(seen: Seen) -> Causes:
     short = seen.a_step(s for s in seen.run.step.spans("work") if s.ns < SHORT_NS)
     compiled, graph = seen.facts.get("compiled"), any("GraphLaunch" in name for name in calls)
     left = ["torch.compile"] * (not compiled) + ["a CUDA graph"] * (not graph)
+    line = lines_of_samples(seen.run.step, LAUNCH)
     yield from seen.cause(
         "launch", seen.ns(seen.launches) - seen.sync_ns[1],
         f"{len(calls) / seen.run.step.steps:,.0f} launches a step, {short:,.0f} kernels under "
-        f"{SHORT_NS / 1e3:.0f} us",
+        f"{SHORT_NS / 1e3:.0f} us" + f"; most waits at {line}" * bool(line),
         remedy=" or ".join(["a larger batch", *left]) if compiled or graph else "",
         status=LIKELY if seen.run.step_s else POSSIBLE,  # the profiler slows the CPU
     )  # fmt: skip
