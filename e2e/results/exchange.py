@@ -11,6 +11,14 @@ STRAGGLES = 0.05  # a rank that needs so much longer than the median of the othe
 
 
 @dataclass(frozen=True)
+class AllReduce:
+    """An all-reduce of `bytes` a rank with nothing beside it: `alone_s` seconds."""
+
+    bytes: AtLeastOne
+    alone_s: Amount
+
+
+@dataclass(frozen=True)
 class BucketCopies:
     """The copies of `count` gradients, of `bytes` in all, into their buckets and back.
 
@@ -34,7 +42,7 @@ class Exchange:
     exchange of each rank. Of one rank all but `bytes` and `rank_local_s` is 0.
 
     `buckets` are the bytes that are reduced at once, in their order; `copies` is what surrounds
-    them; one rank has no copies, and older files lack them.
+    them; one rank has no copies. Older files lack them, or have a `curve` of all-reduces by size.
     """
 
     ranks: AtLeastOne
@@ -45,6 +53,7 @@ class Exchange:
     exposed_ci95_s: Interval | None = None
     rank_local_s: tuple[Amount, ...] = ()
     buckets: tuple[AtLeastOne, ...] = ()
+    curve: tuple[AllReduce, ...] = ()
     copies: BucketCopies | None = None
 
     @property

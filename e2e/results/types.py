@@ -40,6 +40,8 @@ Milliseconds = Annotated[float, Meta(ge=-1e15, le=1e15)]  # thirty thousand year
 MAX_WALL_GAP = 0.03  # where wall clock and median step differ by more, both are named
 FEWEST_FED_ROUNDS = 5  # of what a loader feeds: of three blocks the median is hardly known
 
+Setting = str | int | float | bool | None  # a field of a case
+
 
 @dataclass(frozen=True)
 class StepTimes(Sampled):
@@ -53,7 +55,8 @@ class StepTimes(Sampled):
 
     `busy_s` is the time in which a kernel ran, by the profiler; `host_s` what the host needs to
     launch a step on an idle GPU, `launches` its kernels and copies. Of cases that load data:
-    `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch.
+    `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch,
+    in older files `loaded_per_s` the samples per second of a loader whose batches were discarded.
     `host_pace` is the host's slowdown in between, a ratio (`e2e.training.host_speed`).
 
     Of several `processes` the blocks stand one after another, `median_s` is the geometric mean of
@@ -72,6 +75,7 @@ class StepTimes(Sampled):
     launches: Count | None = None
     wait_s: Amount | None = None
     unfed_s: Amount | None = None
+    loaded_per_s: Amount | None = None
     host_pace: Amount | None = None
     processes: tuple[ProcessTime, ...] = ()
 
@@ -109,6 +113,19 @@ class DeviceState:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """Loss and accuracy (0 to 1) on held-out data after `steps` steps and `train_s` of training.
+
+    `train_s` is in seconds, without evaluations. NaN and infinity are written as None.
+    """
+
+    steps: Count
+    train_s: Amount
+    loss: float | None
+    accuracy: Share | None
+
+
+@dataclass(frozen=True)
 class Repeat:
     """One training from scratch. `train_s` is wall time without set-up and evaluation.
 
@@ -117,8 +134,8 @@ class Repeat:
     held-out data. `curve` is the training loss: means over stretches of the steps, as equal as can
     be. NaN and infinity are written as None, and older files lack some.
 
-    Older files have `zero_gradients` and `infinite_gradients`: shares (0 to 1) of those counted,
-    where infinite means not finite.
+    Older files have `evaluations` after each epoch, and `zero_gradients` and `infinite_gradients`:
+    shares (0 to 1) of those counted, where infinite means not finite.
     """
 
     seed: Count
@@ -132,6 +149,7 @@ class Repeat:
     curve: tuple[float | None, ...] = ()
     last_loss: float | None = None
     mean_loss: float | None = None
+    evaluations: tuple[Evaluation, ...] = ()
     zero_gradients: Share | None = None
     infinite_gradients: Share | None = None
 
@@ -147,8 +165,10 @@ class Predicted:
     need alone, `paced_s` is the step at the host speed during the measured one.
 
     `speedup` is as in `Training`, of predicted steps; `memory_bytes` is the peak. The time of what
-    is `uncovered` is missing. `error_pct` is predicted over measured step less 1, in per cent.
-    `took_s` is how long predicting took by stage.
+    is `uncovered` is missing, `from_step` was timed in a real step. `error_pct` is predicted over
+    measured step less 1, in per cent. `took_s` is how long predicting took by stage. `terms_ms` are
+    the operations' milliseconds by term of the ledger. `exchange_s` is what the exchange of
+    gradients adds; None for one GPU.
     """
 
     step_s: Positive
@@ -160,8 +180,11 @@ class Predicted:
     error_pct: float | None = None
     took_s: Mapping[str, Amount] = field(default_factory=dict[str, float])
     paced_s: Amount | None = None
+    from_step: tuple[str, ...] = ()
     gpu_s: Amount | None = None
     host_s: Amount | None = None
+    terms_ms: Mapping[str, Amount] = field(default_factory=dict[str, float])
+    exchange_s: Amount | None = None
     launches: Count | None = None
 
     @property
@@ -199,13 +222,15 @@ class Cause:
 
     `fix` is what to do, "" where nothing is proposed. Gains are of throughput, in per cent:
     `predicted_gain_pct` is None where there is no prediction, `measured_gain_pct` where no training
-    used the fix.
+    used the fix. `case_change` are the fields of TrainCase that the fix sets, None where it changes
+    the network or nothing.
     """
 
     title: str
     why: str
     fix: str = ""
     predicted_gain_pct: Gain | None = None
+    case_change: Mapping[str, Setting] | None = None
     measured_gain_pct: Gain | None = None
 
 

@@ -157,6 +157,7 @@ def test_newer_fields_are_passed_over_and_older_files_lack_some() -> None:
         (("ledger", 1, "ms"), -230, "ledger adds up to 59.5 ms, not 50"),
         (("ledger", 1, "ms"), -1e300, "ledger[1].ms: expected float >= -1000000000000000.0"),
         (("causes", 0, "measured_gain_pct"), -101, "causes[0].measured_gain_pct: expected float"),
+        (("causes", 0, "case_change", "graph"), [1], "causes[0].case_change[...]: expected "),
     ],
 )
 def test_wrong_values_are_named(place: tuple[str | int, ...], value: Any, complaint: str) -> None:

@@ -130,7 +130,7 @@ def test_time_and_memory_are_near_those_of_a_training(
         held.step()
     busy_s, launches = busy_in(record(lambda: [held.step() for _ in range(5)]), 5)
     arms.close()
-    assert prediction.step_s == pytest.approx(busy_s, rel=0.1)
+    assert prediction.step_s == pytest.approx(busy_s, rel=0.1), prediction.terms_ms
     assert prediction.launches == pytest.approx(launches, rel=0.05)
     assert prediction.interval_s is not None
     assert prediction.host_s > 0

@@ -16,6 +16,7 @@ from e2e.results.types import (
     PREDICTED,
     Cause,
     DeviceState,
+    Evaluation,
     LayerGain,
     LedgerLine,
     PartGain,
@@ -77,6 +78,7 @@ def step_times(draw: st.DrawFn) -> StepTimes:
 
 repeats = any_of(
     Repeat, steps=st.integers(3, 10**6), curve=some(st.none() | numbers),
+    evaluations=some(any_of(Evaluation, steps=st.integers(0, 3), accuracy=st.none() | shares)),
     accuracy=st.none() | shares, zero_gradients=st.none() | shares,
     infinite_gradients=st.none() | shares,
 )  # fmt: skip
@@ -115,10 +117,12 @@ def ledgers(draw: st.DrawFn) -> tuple[LedgerLine, ...]:
     )
 
 
+settings_of_a_case = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | numbers | words
 gains = st.none() | st.floats(-100, 1e30)
 causes = some(any_of(
     Cause, fix=st.just("") | st.sampled_from(["--graph"]) | words,
     predicted_gain_pct=gains, measured_gain_pct=gains,
+    case_change=st.none() | st.dictionaries(words, settings_of_a_case, max_size=2),
 ), 4)  # fmt: skip
 both = {"case": cases, "causes": causes, "ledger": st.just(()) | ledgers()}
 unmeasured = st.builds(
