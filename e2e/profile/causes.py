@@ -444,8 +444,7 @@ def _long_steps(seen: Seen) -> Causes:
     if not long:
         return
     lines, compiles = lines_of_long_steps(seen.run.step, long)
-    most = [line for line, looks in lines.most_common(MOST_LINES) if 4 * looks >= lines.total()]
-    where = ", ".join(filter(None, most))
+    where = ", ".join(line for line, _ in lines.most_common(MOST_LINES - 1) if line)
     some = f"{len(long)} of {len(times)} {'takes' if len(long) == 1 else 'take'}"
     took, usual = (
         fmt.duration(fmean(time for number, time in enumerate(times) if (number in long) == kind))
