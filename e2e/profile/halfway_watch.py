@@ -665,7 +665,9 @@ class _UnprofiledSteps:
         """Note the line of a step that takes much longer than usual, and whether it compiles."""
         ends_s = list(self._ends_s)
         usual_s = [end - start for start, end in zip(ends_s, ends_s[1:])]  # noqa: B905, RUF007
-        if usual_s and time.monotonic() - ends_s[-1] > LONG * statistics.median(usual_s):
+        if not usual_s or self._is_loading:  # waits for data are timed; workers keep the interval
+            return
+        if time.monotonic() - ends_s[-1] > LONG * statistics.median(usual_s):
             sys.setswitchinterval(SWITCH_S)  # as `_sample` does, for the next looks
             line, compiles = _line(frame), False
             while frame is not None and not compiles:
@@ -677,6 +679,7 @@ class _UnprofiledSteps:
         if self._is_loading or threading.get_ident() != self._thread:
             return original(*arguments)
         self._is_loading, began_s = True, time.perf_counter()
+        sys.setswitchinterval(self._switch_s)
         try:
             return original(*arguments)
         finally:

@@ -445,6 +445,38 @@ def test_a_step_that_takes_much_longer_is_noted_with_the_line_that_runs(user: Us
     assert [5, f"train.py:{pauses}", False] in [row[:3] for row in facts["long_steps"]]
 
 
+LOADS = """
+import time
+from torch.utils.data import DataLoader
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, number):
+        if number == 15:
+            time.sleep(0.5)
+            print("interval", sys.getswitchinterval())
+        return number
+
+for number in DataLoader(Slow()):
+    step(net, optimizer)
+    if number == 14:
+        time.sleep(0.5)
+"""
+
+
+def test_a_loader_of_a_long_step_starts_its_workers_as_in_any_other(user: User) -> None:
+    """They would keep the interval between threads that is set to see the line."""
+    text = START + LOADS
+    (user.folder / "train.py").write_text(text)
+    done = user.record("--after", "10", "--bare", "10", "train.py")
+    lines = {row[1] for row in read_trace(user.folder / "a.json.gz").facts["long_steps"]}
+    loads = 1 + text.splitlines().index("            time.sleep(0.5)")
+    assert (f"train.py:{len(text.splitlines())}" in lines, f"train.py:{loads}" in lines) == (1, 0)
+    assert f"interval {sys.getswitchinterval()}" in done.stdout.splitlines()
+
+
 SEEN = """
 import time
 from torch.utils.data import DataLoader
