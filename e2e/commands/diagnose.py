@@ -32,7 +32,7 @@ from e2e.commands.record import (
     recorder,
     traces_in,
 )
-from e2e.results.terms import EXCHANGE, IDLE, OP_TERMS, PRODUCTS, RESIDUAL, STEP_TERMS
+from e2e.results.terms import EXCHANGE, IDLE, LONG_STEPS, OP_TERMS, PRODUCTS, RESIDUAL, STEP_TERMS
 from microbench import __version__
 from microbench.errors import UserError
 from microbench.report.report import report_of_document
@@ -228,7 +228,8 @@ def document_of_diagnosis(diagnosis: Diagnosis, command: Sequence[str]) -> Json:
 
 
 BUSY = "busy"
-TERMS = {*IDLE, *OP_TERMS, *STEP_TERMS, RESIDUAL} - {EXCHANGE, PRODUCTS}  # these are of `train`
+# Those of a diagnosis: what is left out is of `train`.
+TERMS = {*IDLE, *OP_TERMS, *STEP_TERMS, LONG_STEPS, RESIDUAL} - {EXCHANGE, PRODUCTS}
 _CONDITION = re.compile(r"\s*(.+?)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%?\s*")
 
 

@@ -173,7 +173,9 @@ def test_a_script_that_dies_while_changes_are_tried_is_diagnosed_all_the_same(us
     assert "train.py was ended by SIGKILL while changes were tried" in errors
 
 
-@pytest.mark.parametrize("name", ["Data loading wait", "CPU launch", "casts and scales for fp8"])
+@pytest.mark.parametrize(
+    "name", ["Data loading wait", "CPU launch", "casts and scales for fp8", "long steps"]
+)
 def test_a_condition_takes_the_names_that_are_printed(name: str) -> None:
     assert parse_condition(f"{name} > 40 %") == parse_condition(f"{name.upper()}>40")
     assert parse_condition(f"{name}<5").pct == 5
