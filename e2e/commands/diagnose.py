@@ -228,8 +228,7 @@ def document_of_diagnosis(diagnosis: Diagnosis, command: Sequence[str]) -> Json:
 
 
 BUSY = "busy"
-# Those of a diagnosis: what is left out is of `train`.
-TERMS = {*IDLE, *OP_TERMS, *STEP_TERMS, LONG_STEPS, RESIDUAL} - {EXCHANGE, PRODUCTS}
+TERMS = {*IDLE, *OP_TERMS, *STEP_TERMS, LONG_STEPS, RESIDUAL} - {EXCHANGE, PRODUCTS}  # of `train`
 _CONDITION = re.compile(r"\s*(.+?)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%?\s*")
 
 

@@ -665,9 +665,8 @@ class _UnprofiledSteps:
         """Note the line of a step that takes much longer than usual, and whether it compiles."""
         ends_s = list(self._ends_s)
         usual_s = [end - start for start, end in zip(ends_s, ends_s[1:])]  # noqa: B905, RUF007
-        if not usual_s or self._is_loading:  # waits for data are timed; workers keep the interval
-            return
-        if time.monotonic() - ends_s[-1] > LONG * statistics.median(usual_s):
+        looks = usual_s and not self._is_loading  # that is timed; workers keep the interval
+        if looks and time.monotonic() - ends_s[-1] > LONG * statistics.median(usual_s):
             sys.setswitchinterval(SWITCH_S)  # as `_sample` does, for the next looks
             line, compiles = _line(frame), False
             while frame is not None and not compiles:
