@@ -627,10 +627,10 @@ def _memory(seen: Seen) -> Causes:
             remedy="fused=True in the optimizer; for a large embedding also sparse gradients",
             status=POSSIBLE,
         )  # fmt: skip
-    attention = seen.attention.ids if seen.attention else ()
+    of_others = {*map(id, small_loops(seen)), *(seen.attention.ids if seen.attention else ())}
     passes = [
         op for kind in ("elementwise", "softmax", "reduce") for op in seen.by_term[TERMS[kind]]
-        if op.ns >= SHORT_NS and op.phase != UPDATE and id(op) not in attention
+        if op.ns >= SHORT_NS and op.phase != UPDATE and id(op) not in of_others
     ]  # fmt: skip
     if seen.ns(passes) >= MEMORY_SHARE * seen.run.whole_ns:
         yield from seen.cause(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from samples.kernel_runs import h200_run
-from samples.traces import BACKWARD, MS, US, Made, begun, traces
+from samples.traces import BACKWARD, MS, NODE, US, Made, begun, traces
 from samples.training_runs import amp_run, broken_run, run_of, variant
 
 from e2e.__main__ import main
@@ -180,6 +180,13 @@ def test_passes_over_memory_that_fusion_saves_are_a_possible_cause(
     assert [title in one.title for one in causes] == [True] * bool(title)
     assert all(one.status == POSSIBLE for one in causes)
     assert all(one.ms == approx(ms + update, abs=0.01) for one in causes), "1 ms is there before"
+    loop = made_with()
+    loop.op(NODE, 10 * MS, 10 * MS + 50 * US, BACKWARD)
+    loop.kernel("k", 10 * MS + 20 * US, 10 * MS + 40 * US, 10 * MS + US, BACKWARD)
+    for start in range(11 * MS, 17 * MS, 30 * US):
+        with_op(loop, "aten::mul", start, 25 * US, [[4096, 4096]], FLOAT)
+    run = found(loop, folder=tmp_path)
+    assert (len(named(run, "many small")), named(run, "pass over memory")) == (1, []), "not twice"
 
 
 # ---------------------------------------------------------------- searches
