@@ -35,7 +35,7 @@ ROUNDS, LEAST_ROUNDS = 6, 3  # pairs of blocks, one as it is and one changed
 DISCARDED = 2  # steps at the start of a block
 BLOCK_S, LEAST_STEPS, MOST_STEPS = 0.5, 3, 10  # of a block: its time, and its steps at least, most
 MOST_S = 20.0  # of one change: then no further round begins
-LONGEST_S = 60.0  # likewise: then it ends, with what there is
+LONGEST_S, SLOWER = 60.0, 3.0  # it may take so long, or so many times as long as it should
 SAME_STEP = 4  # times as many batches as in other steps: it is no longer a training step
 ENDED = "the script ended first"
 COMPILED = "the model is compiled"
@@ -63,6 +63,8 @@ class Prover:
         if only is None:
             in_time = round(BLOCK_S / max(bare_s, 1e-9))
             self._rounds, self._steps = ROUNDS, min(MOST_STEPS, max(LEAST_STEPS, in_time))
+        fewest = 2 * LEAST_ROUNDS * (DISCARDED + self._steps)
+        self._longest_s = max(LONGEST_S, SLOWER * fewest * bare_s)
         self._tried: list[dict[str, Any]] = []
         self._not_tried = {name: ENDED for name in ABLATIONS if only is None or name in only}
         self._now = ""  # what is being tried
@@ -160,8 +162,8 @@ class Prover:
         for _ in range(self._steps):
             yield from probe.steps(1)
             marks.append(self._mark())
-            if time.perf_counter() - began_s > LONGEST_S:
-                raise TimeoutError(f"it takes more than {LONGEST_S:.0f} s")
+            if time.perf_counter() - began_s > self._longest_s:
+                raise TimeoutError(f"it takes more than {self._longest_s:.0f} s")
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return [self._seconds(*pair) for pair in zip(marks, marks[1:])]  # noqa: B905, RUF007

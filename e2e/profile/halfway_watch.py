@@ -632,8 +632,6 @@ class _UnprofiledSteps:
         self._reads: dict[tuple[str, str], list[Any]] = {}
         self._ends_s = ends_s
         self._long: Counter[tuple[int, str, bool]] = Counter()
-        self._switch_s = sys.getswitchinterval()
-        stack.callback(sys.setswitchinterval, self._switch_s)
         _look(stack, LONG_LOOK_S, self._look_at_long)
         self._compiled, self._autocasts = compiled(), int(_autocast_is_on())  # around the loop
         _replace(stack, loaders.dataloader._BaseDataLoaderIter, "__next__", self._load)
@@ -645,7 +643,6 @@ class _UnprofiledSteps:
 
     def step(self) -> None:
         """The end of a step."""
-        sys.setswitchinterval(self._switch_s)
         self._marks.append(_mark())
         self._loading_s.append(0.0)
 
@@ -665,9 +662,8 @@ class _UnprofiledSteps:
         """Note the line of a step that takes much longer than usual, and whether it compiles."""
         ends_s = list(self._ends_s)
         usual_s = [end - start for start, end in zip(ends_s, ends_s[1:])]  # noqa: B905, RUF007
-        looks = usual_s and not self._is_loading  # that is timed; workers keep the interval
+        looks = usual_s and not self._is_loading  # which is timed
         if looks and time.monotonic() - ends_s[-1] > LONG * statistics.median(usual_s):
-            sys.setswitchinterval(SWITCH_S)  # as `_sample` does, for the next looks
             line, compiles = _line(frame), False
             while frame is not None and not compiles:
                 compiles = bool({*COMPILERS} & {*re.split(r"[\\/]", frame.f_code.co_filename)})
@@ -678,7 +674,6 @@ class _UnprofiledSteps:
         if self._is_loading or threading.get_ident() != self._thread:
             return original(*arguments)
         self._is_loading, began_s = True, time.perf_counter()
-        sys.setswitchinterval(self._switch_s)
         try:
             return original(*arguments)
         finally:

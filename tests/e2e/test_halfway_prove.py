@@ -196,6 +196,7 @@ def test_a_change_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
     switch = Switch()
     monkeypatch.setattr(prove, "ABLATIONS", {"slow": switch.trial()})
     monkeypatch.setattr(prove, "LONGEST_S", 0.0)
+    monkeypatch.setattr(prove, "SLOWER", 0.0)
     found = Steps().run()
     assert (found["tried"], list(found["not_tried"]), switch.on) == ([], ["slow"], False)
     assert "more than" in found["not_tried"]["slow"]
