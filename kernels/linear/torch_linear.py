@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.linear import PRODUCTS, Linear
 from kernels.linear import operands as cast
-from kernels.linear.operands import BLOCK_SCALED, LinearOperands, Quantised, matrix, quantised
 from kernels.messages import first_line
 
 TORCHAO = "torchao"  # the back end of its layer
@@ -30,7 +29,7 @@ WARM_CALLS = 3  # before a call is captured
 PADDED_SCALES = 4  # a square block's scales are stored in multiples of this
 
 Given = Mapping[str, Tensor]
-Factors = Mapping[str, tuple[Quantised, Quantised]]
+Factors = Mapping[str, tuple[cast.Quantised, cast.Quantised]]
 Results = tuple[Tensor, ...]
 
 
@@ -44,14 +43,14 @@ def check(case: Case, target: Target) -> None:
         )
     if target.kind == "cpu" and problem.layout in ("graph", "quantised"):
         raise CannotRun("a CPU has no CUDA graphs: --layout launched, eager or quantised-launched")
-    if target.kind == "cpu" and problem.layout == "launched" and name in BLOCK_SCALED:
+    if target.kind == "cpu" and problem.layout == "launched" and name in cast.BLOCK_SCALED:
         raise CannotRun(f"a CPU computes {name} by its definition, uncompiled: --layout eager")
     if case.backend == TORCHAO:
         if name not in RECIPES or problem.which != "step" or problem.quantised:
             raise CannotRun("torchao's layer is a whole step in fp8-tensor or fp8-row, with casts")
         if find_spec(TORCHAO) is None:
             raise CannotRun("torchao is not installed: pip install 'halfway[fp8]'")
-    blocks = {"fp8-block": cast.BLOCK, **dict.fromkeys(BLOCK_SCALED, cast.MX_BLOCK)}
+    blocks = {"fp8-block": cast.BLOCK, **dict.fromkeys(cast.BLOCK_SCALED, cast.MX_BLOCK)}
     multiple = blocks.get(name, FP8_MULTIPLE)
     free = problem.which in ("fprop", "dgrad") and name != "fp8-block"  # nothing is summed over M
     for dim in "kn" if free else "mkn":
@@ -60,7 +59,7 @@ def check(case: Case, target: Target) -> None:
             raise CannotRun(f"{name} needs multiples of {multiple}, not {size}")
 
 
-def candidates(case: Case, operands: LinearOperands, target: Target) -> Sequence[Candidate]:
+def candidates(case: Case, operands: cast.LinearOperands, target: Target) -> Sequence[Candidate]:
     """The one way to run the case. A corner of its products is tried first: CannotRun where torch
     refuses it. On a GPU `launched` is compiled here, and `graph` captured.
     """
@@ -99,23 +98,26 @@ def _products(
 
 
 def _product(
-    given: Given, output: str, name: str, factors: tuple[Quantised, Quantised] | None = None
+    given: Given,
+    output: str,
+    name: str,
+    factors: tuple[cast.Quantised, cast.Quantised] | None = None,
 ) -> Tensor:
     """ "y", "dx" or "dw"; its operands are cast first where the precision is not bf16. As in
     torchao the forward product alone is added up fast.
     """
     first, second = PRODUCTS[output]
     if name == "bf16":
-        return matrix(given, first) @ matrix(given, second).t()
-    a, b = factors or (quantised(given, first, name), quantised(given, second, name))
+        return cast.matrix(given, first) @ cast.matrix(given, second).t()
+    a, b = factors or (cast.quantised(given, first, name), cast.quantised(given, second, name))
     return multiplied(a, b, name, fast=output == "y")
 
 
-def multiplied(a: Quantised, b: Quantised, name: str, *, fast: bool) -> Tensor:
+def multiplied(a: cast.Quantised, b: cast.Quantised, name: str, *, fast: bool) -> Tensor:
     """a @ b transposed, in bfloat16; `fast` is how FP8 products are added up, less exactly. On a
     CPU torch has no products with scales of 32 or 16, so there they are of what they stand for.
     """
-    if name in BLOCK_SCALED:
+    if name in cast.BLOCK_SCALED:
         return _block_scaled(a, b) if a.values.is_cuda else (a.exact @ b.exact.t()).bfloat16()
     if name == "fp8-block":
         return _blocks(a.values, b.values, a.scales, b.scales)
@@ -148,7 +150,7 @@ def _(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16)
 
 
-def _block_scaled(a: Quantised, b: Quantised) -> Tensor:
+def _block_scaled(a: cast.Quantised, b: cast.Quantised) -> Tensor:
     assert a.stored is not None
     assert b.stored is not None
     kinds, swizzles = F.ScalingType, F.SwizzleType
