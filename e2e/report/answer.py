@@ -315,7 +315,7 @@ def _ledger(view: View, variant: Training) -> str:
     if saved_ms <= 0:
         terms.sort(key=lambda line: line.ms < 0)
     parts = [f"{ledger.term_words(line.term)} {line.ms:+.3g}" for line in terms if line.ms]
-    rest_ms = sum(line.ms for line in between if line.term == RESIDUAL)
+    rest_ms = round(sum(line.ms for line in between if line.term == RESIDUAL), 2) + 0.0  # no -0.00
     whole = f"{fmt.hundredths(first.ms)} ms a {step_word(variant)} in {ledger.base_words(variant)}"
     start = f"of {whole} {label} saves {fmt.hundredths(saved_ms)}"
     if saved_ms <= 0:
