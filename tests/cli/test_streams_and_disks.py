@@ -282,7 +282,7 @@ MAKE = "loader --data made --backend read --workers 1 --device cpu --quiet --jso
 
 @pytest.mark.parametrize(
     ("handles", "words", "said"),
-    [(10, MAKE, "Too many open files"), (14, MAKE, "ulimit -n"), (24, TRAIN, "ulimit -n")],
+    [(10, MAKE, "Too many open files"), (14, MAKE, "ulimit -n"), (23, TRAIN, "ulimit -n")],
 )
 def test_few_open_files_are_one_line(tmp_path: Path, handles: int, words: str, said: str) -> None:
     flat_folder(tmp_path / "pictures")

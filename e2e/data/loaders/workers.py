@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -156,12 +157,20 @@ def _in_worker(on_start: Callable[[int], object] | None, number: int) -> None:
     """
     control(DIE_WITH_PARENT, signal.SIGKILL)
     Queue._on_queue_feeder_error = staticmethod(_cannot_hand_over)  # type: ignore[attr-defined]
+    sys.excepthook = partial(_cannot_share, sys.excepthook)
     if on_start is not None:
         on_start(number)
 
 
 def _cannot_hand_over(_error: Exception, _batch: object) -> None:
     os._exit(NOT_HANDED_OVER)
+
+
+def _cannot_share(usual: Callable[..., object], kind: object, error: object, trace: object) -> None:
+    """The thread that hands over memory by its file: where it gets none, a batch has no way out."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        _cannot_hand_over(error, None)
+    usual(kind, error, trace)
 
 
 def _end_of(code: int) -> str:
